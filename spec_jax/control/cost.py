@@ -1,0 +1,42 @@
+"""What a round costs as a function of the nodes it verifies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """Seconds (or any unit) of a round at some node counts per row, ascending; interpolated between, extended beyond.
+
+    Controllers read it to weigh nodes against time. It never decides what is emitted, only how fast.
+    """
+
+    nodes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check the table."""
+        if len(self.nodes) != len(self.seconds) or not self.nodes:
+            raise ValueError(f"seconds: got {len(self.seconds)} for {len(self.nodes)} node counts, takes one for each")
+        if list(self.nodes) != sorted(set(self.nodes)) or self.nodes[0] < 1:
+            raise ValueError(f"nodes: got {self.nodes}, takes ascending counts of at least 1")
+        if not all(np.isfinite(s) and s > 0 for s in self.seconds):
+            raise ValueError(f"seconds: got {self.seconds}, takes positive numbers")
+
+    def at(self, widths: tuple[int, ...]) -> Float[Array, "w"]:
+        """Costs of the given node counts, relative to the table's first entry."""
+        x, y = np.asarray(self.nodes, float), np.asarray(self.seconds, float)
+        cost = np.interp(widths, x, y)
+        if len(x) > 1:
+            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
+            cost = np.where(np.asarray(widths) > x[-1], y[-1] + slope * (np.asarray(widths) - x[-1]), cost)
+        return jnp.asarray(cost / y[0], jnp.float32)
+
+
+CPU = CostModel(nodes=(1, 2, 4, 8, 16, 32), seconds=(1.0, 1.4, 1.45, 1.7, 2.15, 3.3))
+"""SmolLM2-135M, float32, batch 1, on two cores (`scripts/bench.py decode` prints this machine's own)."""

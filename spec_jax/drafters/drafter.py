@@ -1,0 +1,129 @@
+"""What the engine asks of a drafter, and what it tells it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import flax.struct
+import jax
+from jaxtyping import Array, Bool, Int
+
+from spec_jax.models.target import Output
+from spec_jax.noise import Key
+from spec_jax.sampling.constraint import Constraint
+from spec_jax.sampling.settings import SamplingRow
+from spec_jax.tree import Draft, Tree
+
+
+@flax.struct.dataclass
+class Context:
+    """What a drafter may look at. All of it is known before any token that is now to be drafted.
+
+    tokens [B, L] with `length` valid entries a row, the last of which is the anchor; room is how many tokens the row may
+    still emit; state is the constraint's state; sampled and adjusted say whether any row needs noise or adjusted logits.
+    """
+
+    tokens: Int[Array, "b text"]
+    length: Int[Array, "b"]
+    prompt_length: Int[Array, "b"]
+    room: Int[Array, "b"]
+    active: Bool[Array, "b"]
+    key: Key
+    sampling: SamplingRow
+    state: Int[Array, "b"]
+    constraint: Constraint
+    sampled: Bool[Array, ""]
+    adjusted: Bool[Array, ""]
+
+    @property
+    def anchor(self) -> Int[Array, "b"]:
+        """The last committed token of each row."""
+        return jax.vmap(lambda row, n: row[n - 1])(self.tokens, self.length)
+
+
+@flax.struct.dataclass
+class Committed:
+    """A block of committed tokens: a prefill chunk, or a verdict.
+
+    tokens[:, :length] now belong to the target's state, at text positions start ..; next_token is the new anchor. path
+    [B, M] are the block's nodes in `tree`, and `taps` what the drafter's `tap` returned for all nodes of it. For a
+    prefill chunk tree is None, path counts up and taps holds the tapped prefill features (no logits).
+    """
+
+    tokens: Int[Array, "b m"]
+    start: Int[Array, "b"]
+    length: Int[Array, "b"]
+    next_token: Int[Array, "b"]
+    path: Int[Array, "b m"]
+    taps: Any = None
+    tree: Tree | None = None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A proposer of draft trees; batch-native. Static and hashable; parameters and state are explicit pytrees."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a full draft, the root among them; a static size."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Most tokens on a root path of a draft, the root left out."""
+        ...
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids it was made for; None if it takes any."""
+        ...
+
+    def init(self, params: Any, batch: int, max_len: int) -> Any:
+        """The state of `batch` empty rows."""
+        ...
+
+    def tap(self, output: Output) -> Any:
+        """What it wants to keep of every scored node: a pytree of [B, N, ...], or None."""
+        ...
+
+    def observe(self, params: Any, state: Any, committed: Committed) -> Any:
+        """The state after a block was committed: the same call for prefill chunks and for verdicts."""
+        ...
+
+    def propose(self, params: Any, state: Any, context: Context) -> tuple[Draft, Any]:
+        """A draft of `nodes` nodes a row, and the state with whatever the draft left pending."""
+        ...
+
+    def insert(self, state: Any, rows: Int[Array, "r"], other: Any) -> Any:
+        """Rows replaced by those of another state of r rows."""
+        ...
+
+    def release(self, state: Any, rows: Int[Array, "r"], tokens: Int[Array, "r text"], length: Int[Array, "r"]) -> Any:
+        """Rows emptied; their final texts may be kept for later drafts. Rows out of range are left out."""
+        ...
+
+
+class Stateless:
+    """The methods of a drafter that keeps nothing between rounds."""
+
+    vocab_size: int | None = None
+
+    def init(self, params: Any, batch: int, max_len: int) -> tuple[()]:
+        """No state."""
+        return ()
+
+    def tap(self, output: Output) -> None:
+        """Nothing is kept."""
+
+    def observe(self, params: Any, state: tuple[()], committed: Committed) -> tuple[()]:
+        """Nothing is kept."""
+        return state
+
+    def insert(self, state: tuple[()], rows: Array, other: tuple[()]) -> tuple[()]:
+        """No rows to replace."""
+        return state
+
+    def release(self, state: tuple[()], rows: Array, tokens: Array, length: Array) -> tuple[()]:
+        """No rows to empty."""
+        return state
+

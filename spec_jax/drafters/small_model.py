@@ -1,0 +1,151 @@
+"""A separate small model as the drafter: a chain of its own choices, coupled to the target's noise or sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from spec_jax import noise
+from spec_jax.drafters.drafter import Committed, Context
+from spec_jax.models.target import Output, Target
+from spec_jax.sampling import history, transform
+from spec_jax.tree import Draft, Law, Tree
+
+
+@flax.struct.dataclass
+class SmallModelState:
+    """The model's own state, and the staged rows of the draft that is being verified."""
+
+    model: Any
+    staged: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallModel:
+    """Drafts a chain of k tokens with another model of the same vocabulary (arXiv 2211.17192, 2302.01318).
+
+    "coupled": each token is the model's own argmax of z + T G under the target's noise of that position, so that sampled
+    drafts agree with the target as often as greedy ones (verify with `match`). "sampled": each token is drawn by an
+    independent stream and the draft carries its laws (verify with `rejection`). The row's transforms apply either way.
+
+    The model scores every drafted token, the last one too, so that its state can follow any verdict. max_len and block
+    fix the state's size and must be at least the engine's.
+    """
+
+    model: Target
+    k: int
+    mode: Literal["coupled", "sampled"] = "coupled"
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not isinstance(self.k, int) or self.k < 1:
+            raise ValueError(f"k: got {self.k!r}, takes an integer of at least 1")
+        if self.mode not in ("coupled", "sampled"):
+            raise ValueError(f"mode: got {self.mode!r}, takes 'coupled' or 'sampled'")
+
+    @property
+    def nodes(self) -> int:
+        """The anchor and k tokens."""
+        return self.k + 1
+
+    @property
+    def depth(self) -> int:
+        """k."""
+        return self.k
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return self.model.vocab_size
+
+    def init(self, params: Any, batch: int, max_len: int) -> SmallModelState:
+        """Empty rows."""
+        state = self.model.init_state(params, batch, max_len + max(self.block, self.nodes))
+        return SmallModelState(state, self._score_all(params, state)[1])
+
+    def tap(self, output: Output) -> None:
+        """The target's outputs are not needed."""
+
+    def observe(self, params: Any, state: SmallModelState, committed: Committed) -> SmallModelState:
+        """Prefill a chunk, or commit the accepted path of the pending draft."""
+        if committed.tree is None:
+            _, model = self.model.prefill(params, state.model, committed.tokens, committed.length)
+        else:
+            path = jnp.minimum(committed.path, self.k)
+            model = self.model.commit(state.model, state.staged, path, committed.length)
+        return state.replace(model=model)
+
+    def propose(self, params: Any, state: SmallModelState, context: Context) -> tuple[Draft, SmallModelState]:
+        """The chain, and the state with its rows staged."""
+        batch, n = context.tokens.shape[0], self.nodes
+        parent = jnp.broadcast_to(jnp.arange(-1, self.k), (batch, n))
+        tokens = jnp.zeros((batch, n), jnp.int32).at[:, 0].set(context.anchor)
+        past = jax.vmap(history.from_text, (0, 0, 0, 0, None))(
+            context.tokens, context.prompt_length, context.length, context.state, self.vocab_size
+        )
+        laws = jnp.zeros((batch, n, self.vocab_size)) if self.mode == "sampled" else None
+        confidence = jnp.ones((batch, n))
+
+        def step(i: Array, carry):
+            tokens, staged, past, laws, confidence = carry
+            tree = Tree(tokens, parent, jnp.ones((batch, n), bool))
+            output, staged, _ = self.model.score(params, state.model, tree, staged, (i, 1))
+            token, log_law, top = self._choose(output.logits[:, 0], past, context, i)
+            past = jax.vmap(lambda h, t: h.step(t, context.constraint))(past, jnp.maximum(token, 0))
+            here = jnp.minimum(i + 1, self.k)
+            write = i < self.k
+            tokens = tokens.at[:, here].set(jnp.where(write, jnp.maximum(token, 0), tokens[:, here]))
+            confidence = confidence.at[:, here].set(jnp.where(write, top, confidence[:, here]))
+            if laws is not None:
+                laws = laws.at[:, here].set(jnp.where(write, log_law, laws[:, here]))
+            return tokens, staged, past, laws, confidence
+
+        carry = (tokens, state.staged, past, laws, confidence)
+        tokens, staged, _, laws, confidence = lax.fori_loop(0, n, step, carry)
+        draft = Draft(
+            tree=Tree(tokens, parent, jnp.ones((batch, n), bool)),
+            confidence=confidence,
+            law=None if laws is None else Law(laws),
+            proposal=self.mode,
+        )
+        return draft, state.replace(staged=staged)
+
+    def insert(self, state: SmallModelState, rows: Int[Array, "r"], other: SmallModelState) -> SmallModelState:
+        """Rows replaced."""
+        return state.replace(model=self.model.insert(state.model, rows, self.model.materialize(other.model)))
+
+    def release(self, state: SmallModelState, rows: Array, tokens: Array, length: Array) -> SmallModelState:
+        """Rows emptied."""
+        return state.replace(model=self.model.release(state.model, rows))
+
+    def _choose(self, logits: Array, past: Any, context: Context, i: Array) -> tuple[Array, Array, Array]:
+        """Each row's token, the log of its law, and the law's peak: what is known of the token before it is drawn."""
+
+        def one(z, row, past, key, length):
+            z = transform.adjust(z, row, past, context.constraint)
+            law = transform.log_probs(z, row)
+            key = key if self.mode == "coupled" else noise.stream(key, "draft")
+            token = transform.choose(z, row, key, length + i)
+            return token, law, jnp.exp(law).max()
+
+        return jax.vmap(one)(logits, context.sampling, past, context.key, context.length)
+
+    def _score_all(self, params: Any, state: Any) -> Any:
+        """A full tree's staged rows, for their shape; nothing of it is ever committed."""
+        batch = state_batch(state)
+        parent = jnp.broadcast_to(jnp.arange(-1, self.k), (batch, self.nodes))
+        tree = Tree(jnp.zeros_like(parent), parent, jnp.ones(parent.shape, bool))
+        shapes = jax.eval_shape(lambda p, s: self.model.score(p, s, tree), params, state)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def state_batch(state: Any) -> int:
+    """Rows of a target's state, read off its lengths."""
+    return state.length.shape[0]

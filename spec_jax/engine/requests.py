@@ -1,0 +1,94 @@
+"""Requests from plain values, checked: what reaches the compiled program fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from spec_jax import noise
+from spec_jax.engine.engine import Engine
+from spec_jax.engine.rows import Requests
+from spec_jax.sampling.constraint import FREE
+from spec_jax.sampling.settings import Sampling, to_row
+
+
+def request(
+    engine: Engine,
+    prompt: Sequence[int],
+    max_new_tokens: int | None = None,
+    key: Array | int = 0,
+    sampling: Sampling | None = None,
+    eos: Sequence[int] = (),
+    stops: Sequence[Sequence[int]] = (),
+    constraint_start: int = FREE,
+    generated: Sequence[int] = (),
+) -> Requests:
+    """One request as a batch of one row.
+
+    Args:
+        engine: its sizes are what the request is checked against.
+        prompt: token ids, at least one, at most max_len.
+        max_new_tokens: budget; None means up to max_len. A budget that does not fit behind the prompt is refused.
+        key: the request's key or seed; it, not the slot, decides the text.
+        sampling: settings; None is greedy.
+        eos: end-of-sequence ids, any of which ends the text.
+        stops: stop sequences of token ids, any of which ends the text when it has been generated as a whole.
+        constraint_start: the constraint's first state for this request (`constraint.bank` returns it).
+        generated: tokens that an earlier run of this request already emitted; they count against the budget.
+
+    Raises:
+        ValueError: for anything that does not fit, naming the argument.
+    """
+    vocab, sampling = engine.target.vocab_size, sampling or Sampling()
+    text = [*prompt, *generated]
+    if len(prompt) == 0:
+        raise ValueError("prompt: got no tokens, takes at least one (a beginning-of-sequence token will do)")
+    for name, ids in (("prompt", text), *((f"stops[{i}]", s) for i, s in enumerate(stops))):
+        outside = sorted({int(t) for t in ids if not 0 <= t < vocab})
+        if outside:
+            raise ValueError(f"{name}: got token ids {outside[:8]}, takes ids 0 .. {vocab - 1}")
+    if len(prompt) > engine.max_len:
+        raise ValueError(f"prompt: got {len(prompt)} tokens, takes at most max_len {engine.max_len}")
+    if max_new_tokens is None:
+        max_new_tokens = engine.max_len - len(prompt)
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: got {max_new_tokens!r}, takes an integer of at least 0")
+    if len(prompt) + max_new_tokens > engine.max_len:
+        raise ValueError(
+            f"max_new_tokens: got {max_new_tokens} behind a prompt of {len(prompt)} tokens, takes at most "
+            f"{engine.max_len - len(prompt)} (max_len {engine.max_len})"
+        )
+    if len(generated) > max_new_tokens:
+        raise ValueError(f"generated: got {len(generated)} tokens, takes at most max_new_tokens {max_new_tokens}")
+    if sampling.min_new_tokens > max_new_tokens:
+        raise ValueError(f"min_new_tokens: got {sampling.min_new_tokens}, takes at most max_new_tokens {max_new_tokens}")
+    if len(stops) > engine.max_stops:
+        raise ValueError(f"stops: got {len(stops)} sequences, takes at most {engine.max_stops} (Engine.max_stops)")
+    table = np.full((engine.max_stops, engine.max_stop_length), -1)
+    for i, stop in enumerate(stops):
+        if not 1 <= len(stop) <= engine.max_stop_length:
+            raise ValueError(f"stops[{i}]: got {len(stop)} tokens, takes 1 .. {engine.max_stop_length}")
+        table[i, -len(stop) :] = stop
+    buffer = np.zeros(engine.max_len)
+    buffer[: len(text)] = text
+    whole = lambda x: jnp.asarray(x, jnp.int32)[None]  # noqa: E731
+    row = to_row(sampling, vocab, tuple(int(e) for e in eos), engine.max_bias, engine.max_eos)
+    return Requests(
+        tokens=whole(buffer),
+        length=whole(len(text)),
+        prompt_length=whole(len(prompt)),
+        limit=whole(len(prompt) + max_new_tokens),
+        key=noise.request_key(key)[None],
+        sampling=jax.tree.map(lambda x: x[None], row),
+        stops=whole(table),
+        state=whole(constraint_start),
+    )
+
+
+def stack(requests: Sequence[Requests]) -> Requests:
+    """Several requests as one batch."""
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *requests)

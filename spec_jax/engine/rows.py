@@ -1,0 +1,164 @@
+"""Rows that come and go: prefill into fresh rows, insert them into slots, copy, close and release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from spec_jax.drafters.drafter import Committed
+from spec_jax.engine.engine import Engine, EngineParams
+from spec_jax.engine.state import Counters, EngineState, Finish, Rows
+from spec_jax.noise import Key
+from spec_jax.sampling.constraint import FREE
+from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
+
+
+@flax.struct.dataclass
+class Requests:
+    """What a batch of requests brings, as arrays. `requests` builds it from plain values.
+
+    tokens[:, :length] is the text so far, of which the first prompt_length tokens are the prompt (a request that goes on
+    from an earlier text has more); limit is the longest text allowed.
+    """
+
+    tokens: Int[Array, "b text"]
+    length: Int[Array, "b"]
+    prompt_length: Int[Array, "b"]
+    limit: Int[Array, "b"]
+    key: Key
+    sampling: SamplingRow
+    stops: Int[Array, "b k q"]
+    state: Int[Array, "b"]
+
+
+def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
+    """A state of `batch` empty slots."""
+    d = max(1, engine.drafter.depth)
+    zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)  # noqa: E731
+    row = to_row(Sampling(), engine.target.vocab_size, (), engine.max_bias, engine.max_eos)
+    logs = jnp.zeros((batch, engine.max_len)) if engine.log_probs else None
+    rows = Rows(
+        tokens=zeros(engine.max_len),
+        length=zeros(),
+        prompt_length=zeros(),
+        limit=zeros(),
+        finish=zeros() + Finish.EMPTY,
+        key=jnp.zeros((batch, 2), jnp.uint32),
+        sampling=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), row),
+        stops=zeros(engine.max_stops, engine.max_stop_length) - 1,
+        state=zeros() + FREE,
+        counters=Counters(*(zeros() for _ in range(5)), zeros(d), zeros(d)),
+        raw_log_probs=logs,
+        log_probs=logs,
+    )
+    return EngineState(
+        rows=rows,
+        target=engine.target.init_state(params.target, batch, engine.slots),
+        drafter=engine.drafter.init(params.drafter, batch, engine.max_len),
+        controller=engine.controller.init(batch),
+    )
+
+
+def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineState:
+    """A state whose rows hold the requests, prefilled in chunks up to the anchor. One program for all prompt lengths.
+
+    The anchor (the last token given) is left to the first round, so a text of one token needs no prefill.
+    """
+    batch, size = requests.tokens.shape
+    state = empty(engine, params, batch)
+    if size != engine.max_len:
+        raise ValueError(f"tokens: got a buffer of {size} tokens a row, takes the engine's max_len {engine.max_len}")
+    chunk = engine.prefill_chunk
+    tokens = jnp.pad(requests.tokens, ((0, 0), (0, chunk)))
+    todo = requests.length - 1
+
+    def body(carry: tuple[Array, Any, Any]) -> tuple[Array, Any, Any]:
+        at, target, drafter = carry
+        block = lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)
+        count = jnp.clip(todo - at, 0, chunk)
+        features, target = engine.target.prefill(params.target, target, block, count)
+        after = jnp.minimum(at + count, requests.length - 1)
+        committed = Committed(
+            tokens=block,
+            start=jnp.minimum(at, todo),
+            length=count,
+            next_token=jnp.take_along_axis(tokens, after[:, None], axis=1)[:, 0],
+            path=jnp.broadcast_to(jnp.arange(chunk), (batch, chunk)),
+            taps=features,
+        )
+        return at + chunk, target, engine.drafter.observe(params.drafter, drafter, committed)
+
+    start = (jnp.int32(0), state.target, state.drafter)
+    _, target, drafter = lax.while_loop(lambda c: c[0] < todo.max(), body, start)
+    finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
+    given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
+    rows = state.rows.replace(**given, finish=finish.astype(jnp.int32))
+    return EngineState(rows, target, drafter, state.controller)
+
+
+def insert(engine: Engine, state: EngineState, slots: Int[Array, "r"], other: EngineState) -> EngineState:
+    """The state with its rows `slots` replaced by the rows of `other`; a slot out of range is left out.
+
+    The controller's state stays that of `state`: it belongs to the batch.
+    """
+    put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
+    target = engine.target.insert(engine.target.materialize(state.target), slots, engine.target.materialize(other.target))
+    drafter = engine.drafter.insert(state.drafter, slots, other.drafter)
+    return EngineState(jax.tree.map(put, state.rows, other.rows), target, drafter, state.controller)
+
+
+def place(
+    engine: Engine, state: EngineState, slots: Int[Array, "r"], one: EngineState, requests: Requests
+) -> EngineState:
+    """Put a prefilled text (a state of one row, from `init`) into r slots: a prompt sampled r times is prefilled once.
+
+    `requests` has r rows of that text, each with its own key, settings and limits.
+    """
+    r = requests.length.shape[0]
+    given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
+    finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
+    rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (r, *x.shape[1:])), one.rows)
+    rows = rows.replace(**given, finish=finish.astype(jnp.int32))
+    target = engine.target.take(engine.target.materialize(one.target), jnp.zeros(r, jnp.int32))
+    drafter = state.drafter
+    for i in range(r - 1):
+        drafter = engine.drafter.insert(drafter, slots[i : i + 1], one.drafter)
+    state = state.replace(drafter=drafter)
+    put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
+    return EngineState(
+        rows=jax.tree.map(put, state.rows, rows),
+        target=engine.target.insert(engine.target.materialize(state.target), slots, target),
+        drafter=engine.drafter.insert(drafter, slots[r - 1 :], one.drafter),
+        controller=state.controller,
+    )
+
+
+def close(state: EngineState, slots: Int[Array, "r"]) -> EngineState:
+    """End requests from outside (a stop string was seen, a client went away); their text stays until released."""
+    return state.replace(rows=state.rows.replace(finish=state.rows.finish.at[slots].set(Finish.CLOSED, mode="drop")))
+
+
+def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> EngineState:
+    """Free slots; the drafter may keep their texts for later drafts. A slot out of range is left out."""
+    rows = state.rows
+    inside = jnp.minimum(slots, rows.length.shape[0] - 1)
+    drafter = engine.drafter.release(state.drafter, slots, rows.tokens[inside], rows.length[inside])
+    return EngineState(
+        rows=rows.replace(
+            finish=rows.finish.at[slots].set(Finish.EMPTY, mode="drop"),
+            length=rows.length.at[slots].set(0, mode="drop"),
+            state=rows.state.at[slots].set(FREE, mode="drop"),
+        ),
+        target=engine.target.release(state.target, slots),
+        drafter=drafter,
+        controller=state.controller,
+    )
+
+
+def _at_limit(engine: Engine, limit: Array) -> Array:
+    return jnp.where(limit < engine.max_len, Finish.BUDGET, Finish.MAX_LEN)

@@ -1,0 +1,280 @@
+"""The Llama family as pure functions over a parameter tree (arXiv 2302.13971; grouped-query attention 2305.13245)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax import tree as trees
+from spec_jax.models import attention
+from spec_jax.models.config import LlamaConfig
+from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.rope import inverse_frequencies, rotate
+from spec_jax.models.target import Output
+from spec_jax.tree import Tree
+
+
+@flax.struct.dataclass
+class Layer:
+    """One decoder layer's leaves."""
+
+    attention_norm: Float[Array, "*l hidden"]
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    mlp_norm: Float[Array, "*l hidden"]
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@flax.struct.dataclass
+class LlamaParams:
+    """The whole model. `layers` is a tuple of Layer, or one Layer whose leaves have a leading layer axis (scanned).
+
+    The embedding is stored [hidden, vocab]; with a tied head it is the head as well, and `head` is None.
+    """
+
+    embedding: Float[Array, "hidden vocab"]
+    layers: tuple[Layer, ...] | Layer
+    norm: Float[Array, "hidden"]
+    head: Linear | None = None
+
+
+@flax.struct.dataclass
+class AttentionState:
+    """Committed keys and values: per layer a [B, kv, slots, head_dim] array (a tuple, or stacked on a leading axis)."""
+
+    k: Any
+    v: Any
+    length: Int[Array, "b"]
+
+
+@flax.struct.dataclass
+class StagedRows:
+    """Keys and values of a scored tree's nodes: per layer [B, kv, N, head_dim], laid out as in AttentionState."""
+
+    k: Any
+    v: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama:
+    """A Llama-family target (or small drafter). `taps` names the layers whose outputs are returned as features.
+
+    Tap i is the hidden state after i layers, so 0 is the embedding, as in transformers' `output_hidden_states`.
+    """
+
+    config: LlamaConfig
+    taps: tuple[int, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.config.vocab_size
+
+    def init_state(self, params: LlamaParams, batch: int, slots: int) -> AttentionState:
+        """An empty state of `batch` rows with `slots` key/value slots each.
+
+        A row of text length L needs L slots plus one per node of the widest commit.
+        """
+        c, dtype = self.config, params.embedding.dtype
+        shape = (batch, c.num_kv_heads, slots, c.head_dim)
+        if isinstance(params.layers, tuple):
+            zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in params.layers)  # noqa: E731
+        else:
+            zeros = lambda: jnp.zeros((c.num_layers, *shape), dtype)  # noqa: E731
+        return AttentionState(zeros(), zeros(), jnp.zeros(batch, jnp.int32))
+
+    def prefill(
+        self, params: LlamaParams, state: AttentionState, tokens: Int[Array, "b p"], count: Int[Array, "b"]
+    ) -> tuple[Array | None, AttentionState]:
+        """Append the first `count` of p tokens to every row. Returns the features [B, p, taps, hidden] and the state."""
+        b, p = tokens.shape
+        offset = jnp.arange(p)
+        mask = jnp.broadcast_to((offset[None, :] <= offset[:, None]), (b, p, p))
+        _, staged, features = self._forward(params, state, tokens, state.length[:, None] + offset, mask)
+        return features, self.commit(state, staged, jnp.broadcast_to(offset, (b, p)), count)
+
+    def score(
+        self,
+        params: LlamaParams,
+        state: AttentionState,
+        tree: Tree,
+        staged: StagedRows | None = None,
+        nodes: tuple[Int[Array, ""] | int, int] | None = None,
+    ) -> tuple[Output, StagedRows, AttentionState]:
+        """Logits of every node of a [B, N] tree, given its ancestors; the state's value does not change.
+
+        nodes = (start, n) scores only nodes start .. start + n - 1 and extends `staged`, which already holds the nodes
+        before `start` (n static; start may be traced); the output then has n rows.
+        """
+        reach = jax.vmap(trees.ancestors)(tree.parent)
+        position = state.length[:, None] + reach.sum(-1, dtype=jnp.int32) - 1
+        start, n = (0, tree.tokens.shape[1]) if nodes is None else nodes
+        rows = lambda x: lax.dynamic_slice_in_dim(x, start, n, axis=1)  # noqa: E731
+        hidden, staged, features = self._forward(
+            params, state, rows(tree.tokens), rows(position), rows(reach), staged, start
+        )
+        return Output(self.logits(params, hidden), features), staged, state
+
+    def commit(
+        self, state: AttentionState, staged: StagedRows, path: Int[Array, "b m"], length: Int[Array, "b"]
+    ) -> AttentionState:
+        """Move the state forward by the first `length` nodes of `path`."""
+        write = lambda cache, rows: attention.commit_rows(cache, rows, path, state.length)  # noqa: E731
+        if isinstance(state.k, tuple):
+            k, v = tuple(map(write, state.k, staged.k)), tuple(map(write, state.v, staged.v))
+        else:
+            k, v = jax.vmap(write)(state.k, staged.k), jax.vmap(write)(state.v, staged.v)
+        return AttentionState(k, v, state.length + length)
+
+    def materialize(self, state: AttentionState) -> AttentionState:
+        """The state with nothing pending; an attention cache never has anything pending."""
+        return state
+
+    def take(self, state: AttentionState, rows: Int[Array, "r"]) -> AttentionState:
+        """Copies of the given rows."""
+        return _map_rows(lambda x, axis: jnp.take(x, rows, axis=axis), state)
+
+    def insert(self, state: AttentionState, rows: Int[Array, "r"], other: AttentionState) -> AttentionState:
+        """The state with its rows `rows` replaced by those of `other`; an index out of range is left out."""
+        put = lambda x, y, axis: (  # noqa: E731
+            x.at[rows].set(y, mode="drop") if axis == 0 else x.at[:, rows].set(y, mode="drop")
+        )
+        return _map_rows(put, state, other)
+
+    def release(self, state: AttentionState, rows: Int[Array, "r"]) -> AttentionState:
+        """The state with the given rows empty."""
+        return state.replace(length=state.length.at[rows].set(0, mode="drop"))
+
+    def logits(self, params: LlamaParams, hidden: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
+        """The head, with the final norm in front."""
+        b, n, d = hidden.shape
+        x = rms_norm(hidden, params.norm, self.config.rms_norm_eps).reshape(b * n, d)
+        y = x @ params.embedding if params.head is None else params.head(x)
+        return y.reshape(b, n, -1).astype(jnp.float32)
+
+    def _forward(
+        self,
+        params: LlamaParams,
+        state: AttentionState,
+        tokens: Int[Array, "b n"],
+        position: Int[Array, "b n"],
+        mask: Bool[Array, "b n m"],
+        staged: StagedRows | None = None,
+        start: Int[Array, ""] | int = 0,
+    ) -> tuple[Array, StagedRows, Array | None]:
+        c, (b, n) = self.config, tokens.shape
+        slots = jax.tree.leaves(state.k)[0].shape[-2]
+        inv_freq, factor = inverse_frequencies(c.rope, c.head_dim, c.max_position_embeddings, length=slots)
+        extend = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
+
+        def layer(x, leaves: Layer, k_cache, v_cache, k_old, v_old):
+            flat = rms_norm(x, leaves.attention_norm, c.rms_norm_eps).reshape(b * n, -1)
+            heads = lambda y: y.reshape(b, n, -1, c.head_dim)  # noqa: E731
+            q = rotate(heads(leaves.q(flat)), position, inv_freq, factor)
+            k = rotate(heads(leaves.k(flat)), position, inv_freq, factor).swapaxes(1, 2)
+            v = heads(leaves.v(flat)).swapaxes(1, 2)
+            if mask.shape[2] != n:
+                k, v = extend(k_old, k), extend(v_old, v)
+            out = attention.tree_attention(q, k_cache, v_cache, state.length, k, v, mask, c.head_dim**-0.5)
+            x = x + leaves.o(out.reshape(b * n, -1)).reshape(b, n, -1)
+            flat = rms_norm(x, leaves.mlp_norm, c.rms_norm_eps).reshape(b * n, -1)
+            return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), k, v
+
+        x = params.embedding[:, tokens.reshape(-1)].T.reshape(b, n, -1)
+        hidden, staged = _over_layers(layer, x, params.layers, state, staged or self.stage(state, mask.shape[2]))
+        features = jnp.stack([hidden[i] for i in self.taps], axis=2) if self.taps else None
+        return hidden[-1], staged, features
+
+    def widen(self, staged: StagedRows, n: int) -> StagedRows:
+        """Staged rows with room for n nodes, zeros in the new ones."""
+        pad = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n - x.shape[-2]), (0, 0)])  # noqa: E731
+        return jax.tree.map(pad, staged)
+
+    def stage(self, state: AttentionState, n: int) -> StagedRows:
+        """Room for the staged rows of n nodes."""
+        empty = lambda x: jnp.zeros((*x.shape[:-2], n, x.shape[-1]), x.dtype)  # noqa: E731
+        return StagedRows(jax.tree.map(empty, state.k), jax.tree.map(empty, state.v))
+
+
+def rms_norm(x: Float[Array, "*b d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "*b d"]:
+    """Root-mean-square norm in float32 (arXiv 1910.07467)."""
+    y = x.astype(jnp.float32)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return weight * y.astype(x.dtype)
+
+
+def from_tensors(config: LlamaConfig, tensors: Mapping[str, np.ndarray], dtype: Any = jnp.float32) -> LlamaParams:
+    """Parameters, per layer, from tensors in Hugging Face's names and [out, in] orientation.
+
+    The tensors must have passed `checkpoint.validate`. Layers stay a tuple; `stack_layers` stacks them.
+    """
+    array = lambda name: jnp.asarray(np.asarray(tensors[name]), dtype)  # noqa: E731
+
+    def dense(name: str, biased: bool) -> Dense:
+        kernel = jnp.asarray(np.ascontiguousarray(np.asarray(tensors[f"{name}.weight"]).T), dtype)
+        return Dense(kernel, array(f"{name}.bias") if biased else None)
+
+    def layer(i: int) -> Layer:
+        at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+        return Layer(
+            attention_norm=array(f"model.layers.{i}.input_layernorm.weight"),
+            **{p: dense(f"{at}.{p}_proj", config.attention_bias) for p in "qkvo"},
+            mlp_norm=array(f"model.layers.{i}.post_attention_layernorm.weight"),
+            **{p: dense(f"{mlp}.{p}_proj", config.mlp_bias) for p in ("gate", "up", "down")},
+        )
+
+    return LlamaParams(
+        embedding=dense("model.embed_tokens", False).kernel,
+        layers=tuple(layer(i) for i in range(config.num_layers)),
+        norm=array("model.norm.weight"),
+        head=None if config.tie_word_embeddings else dense("lm_head", False),
+    )
+
+
+def stack_layers(params: LlamaParams) -> LlamaParams:
+    """The same parameters with the layers stacked on a leading axis and scanned: compile time no longer grows with depth.
+
+    On CPU the scan copies each layer's weights before use, so the tuple is faster there.
+    """
+    assert isinstance(params.layers, tuple)
+    return params.replace(layers=jax.tree.map(lambda *x: jnp.stack(x), *params.layers))
+
+
+def _over_layers(
+    layer: Callable, x: Array, layers: tuple[Layer, ...] | Layer, state: AttentionState, staged: StagedRows
+) -> tuple[list[Array] | Array, StagedRows]:
+    """Run `layer` over all layers; returns the hidden states (embedding first) and the staged rows."""
+    if isinstance(layers, tuple):
+        hidden, ks, vs = [x], [], []
+        for leaves, *caches in zip(layers, state.k, state.v, staged.k, staged.v, strict=True):
+            x, k, v = layer(x, leaves, *caches)
+            hidden.append(x), ks.append(k), vs.append(v)
+        return hidden, StagedRows(tuple(ks), tuple(vs))
+
+    def step(x, xs):
+        y, k, v = layer(x, *xs)
+        return y, (y, k, v)
+
+    _, (hidden, k, v) = lax.scan(step, x, (layers, state.k, state.v, staged.k, staged.v))
+    return jnp.concatenate([x[None], hidden]), StagedRows(k, v)
+
+
+def _map_rows(f: Callable, state: AttentionState, *others: AttentionState) -> AttentionState:
+    """Apply f(leaf, *other leaves, row axis) to every array of the state."""
+    axis = 0 if isinstance(state.k, tuple) else 1
+    kv = lambda name: jax.tree.map(  # noqa: E731
+        lambda *x: f(*x, axis), getattr(state, name), *(getattr(o, name) for o in others)
+    )
+    return AttentionState(kv("k"), kv("v"), f(state.length, *(o.length for o in others), 0))

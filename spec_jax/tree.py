@@ -1,0 +1,87 @@
+"""Draft trees: a token and a parent per node, parents before children; everything else is derived.
+
+Node 0 is the root, the anchor: the last committed token, which the target's state does not hold yet. A chain is a tree
+in which every node's parent is the node before it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+Proposal = Literal["point", "coupled", "sampled"]
+
+
+@flax.struct.dataclass
+class Tree:
+    """A draft tree for one sequence (or [B, N] for a batch).
+
+    parent[i] < i for every node but the root, whose parent is -1. A node counts only where `valid` holds; a valid node's
+    parent is valid.
+    """
+
+    tokens: Int[Array, "*b n"]
+    parent: Int[Array, "*b n"]
+    valid: Bool[Array, "*b n"]
+
+
+@flax.struct.dataclass
+class Law:
+    """The laws that the nodes' tokens were drawn from, one row per node; row 0 (the root) is unused.
+
+    `ids` None means that column v is token v. log_probs is -inf outside the support.
+    """
+
+    log_probs: Float[Array, "*b n m"]
+    ids: Int[Array, "*b n m"] | None = None
+
+
+@flax.struct.dataclass
+class Draft:
+    """What a drafter proposes.
+
+    proposal says how the tokens came about, and a rule that needs another kind refuses the draft:
+    "point": chosen by a score; "coupled": the drafter's own choice under the position's noise; "sampled": an independent
+    draw from `law`. confidence[i] is the drafter's estimate that node i is accepted if its parent is (1.0 for the root).
+    """
+
+    tree: Tree
+    confidence: Float[Array, "*b n"]
+    law: Law | None = None
+    proposal: Proposal = flax.struct.field(pytree_node=False, default="point")
+
+
+def chain(anchor: Int[Array, ""], tokens: Int[Array, "k"], length: Int[Array, ""]) -> Tree:
+    """The chain of an anchor and the first `length` of k drafted tokens; k + 1 nodes."""
+    k = tokens.shape[0]
+    return Tree(
+        tokens=jnp.concatenate([anchor[None], tokens]).astype(jnp.int32),
+        parent=jnp.arange(-1, k, dtype=jnp.int32),
+        valid=jnp.arange(k + 1) <= length,
+    )
+
+
+def ancestors(parent: Int[Array, "n"]) -> Bool[Array, "n n"]:
+    """Row i marks node i and all its ancestors; found by doubling the parent links log2(n) times."""
+    n = parent.shape[0]
+    reach = jnp.eye(n, dtype=bool) | (parent[:, None] == jnp.arange(n))
+    for _ in range(max(1, (n - 1).bit_length())):
+        reach = (reach.astype(jnp.float32) @ reach.astype(jnp.float32)) > 0
+    return reach
+
+
+def depth(parent: Int[Array, "n"]) -> Int[Array, "n"]:
+    """Distance of every node from the root, 0 for the root."""
+    return ancestors(parent).sum(-1, dtype=jnp.int32) - 1
+
+
+def first(draft: Draft, n: int) -> Draft:
+    """The draft's first n nodes: prefix-closed, since parents come before children."""
+    cut = lambda x: x[..., :n]  # noqa: E731
+    tree = jax.tree.map(cut, draft.tree)
+    law = None if draft.law is None else jax.tree.map(lambda x: x[..., :n, :], draft.law)
+    return draft.replace(tree=tree, confidence=cut(draft.confidence), law=law)

@@ -1,0 +1,88 @@
+"""The classical rule: try a node's children one by one, keep one with probability min(1, p / q), else use the residual."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax import noise
+from spec_jax.sampling import reduce
+from spec_jax.tree import Draft
+from spec_jax.verify.scores import Scores
+from spec_jax.verify.verdict import Verdict, Walk
+
+
+@flax.struct.dataclass
+class _Trial:
+    walk: Walk
+    cursor: Int[Array, ""]
+    fresh: Bool[Array, ""]
+    p: Float[Array, "vocab"]
+
+
+def rejection(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
+    """Emit tokens of the target's law from sampled drafts: accept x with min(1, p(x) / q(x)), else p becomes the residual.
+
+    Siblings are tried in node order against the residual of those before them, so a node's children must be independent
+    draws from the same q ("sampled"). Text has the law of plain decoding but not its tokens: it depends on the draft. The
+    acceptance tests and the replacement draw use noise streams of their own, independent of the draft's.
+
+    Raises:
+        ValueError: if the draft's tokens were not drawn from a law: p/q would bias the text. Use `point_mass`.
+
+    Source: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318; siblings: arXiv 2401.06706.
+    """
+    if draft.proposal != "sampled" or draft.law is None:
+        raise ValueError(f"draft: got a {draft.proposal!r} draft, takes a 'sampled' one with the law its tokens came from")
+    return _walk(key, draft, scores, m)
+
+
+def point_mass(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
+    """The classical rule for drafts that were not drawn: q is one at the drafted token, so x is kept with p(x).
+
+    After a rejection the residual is p without x, renormalised. Exact for every draft that does not look at the
+    acceptance noise. Source: arXiv 2211.17192, algorithm 1, with q a point mass.
+    """
+    return _walk(key, draft.replace(law=None), scores, m)
+
+
+def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
+    tree, n = draft.tree, scores.logits.shape[0]
+    accept_key, residual_key = noise.stream(key, "accept"), noise.stream(key, "residual")
+    index = jnp.arange(n, dtype=jnp.int32)
+    vocab = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)
+
+    def law(node: Array) -> Array:
+        if draft.law is None:
+            return (vocab == tree.tokens[node]).astype(jnp.float32)
+        q = jnp.exp(draft.law.log_probs[node])
+        if draft.law.ids is None:
+            return q
+        return jnp.zeros(vocab.shape, q.dtype).at[draft.law.ids[node]].add(q, mode="drop")
+
+    def step(t: _Trial) -> _Trial:
+        walk, position = t.walk, scores.position + t.walk.verdict.accepted
+        z = scores.z(walk.node, walk.history)
+        p = lax.select(t.fresh, jnp.exp(scores.log_probs(z)), t.p)
+        child = jnp.where((tree.parent == walk.node) & tree.valid & (index > t.cursor), index, n).min()
+        tried = child < n
+        q, x = law(child), tree.tokens[child]
+        keep = tried & (noise.uniform(accept_key, position, child) * q[x] < p[x])
+        rest = jnp.maximum(p - q, 0.0)
+        mass = reduce.total(rest)
+        rest = jnp.where(mass > 0, rest / mass, p)
+        drawn = reduce.argmax(jnp.log(p) + noise.gumbel(residual_key, position, vocab))
+        moved = walk.emit(jnp.where(keep, x, drawn), jnp.where(keep, child, n), z, scores)
+        ends = keep | ~tried
+        walk = _select(ends, moved, walk)
+        return _Trial(walk, jnp.where(keep, child, jnp.where(tried, child, t.cursor)), ends, jnp.where(ends, p, rest))
+
+    start = _Trial(Walk.start(scores, m), jnp.int32(0), jnp.bool_(True), jnp.zeros(vocab.shape))
+    return lax.while_loop(lambda t: ~t.walk.done, step, start).walk.verdict
+
+
+def _select(condition: Array, yes: Walk, no: Walk) -> Walk:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,0 +1,20 @@
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+
+import tests.shapes  # noqa: E402, F401 --jaxtyping-packages needs it before anything imports spec_jax
+
+CACHE = Path(__file__).parents[1] / ".cache"
+
+jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+# No deadline: the first example of a test compiles. In CI the examples are the same every time.
+hypothesis.configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
+hypothesis.settings.register_profile("spec_jax", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("spec_jax")
