@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 Key = UInt32[Array, "2"]
+Keys = UInt32[Array, "*b 2"]
 Stream = Literal["draft", "accept", "residual"]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -23,7 +24,7 @@ _STREAMS: dict[Stream, int] = {"draft": 1, "accept": 2, "residual": 3}
 _STREAM_WORD, _SAMPLE_WORD = np.uint32(0xFFFFFFFF), np.uint32(0xFFFFFFFE)
 
 
-def request_key(key: Array | int) -> Key:
+def request_key(key: Array | np.ndarray | int) -> Keys:
     """The two words that key a request, from a seed, a typed threefry key, or raw uint32[2] (or [B, 2]) words.
 
     Raises:

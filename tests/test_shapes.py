@@ -1,5 +1,7 @@
 """The checker that the whole suite runs under: what it must catch, and what it must let through."""
 
+from typing import Protocol
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,15 @@ class Pair:
 @jaxtyped(typechecker=check)
 def weighted(pair: Pair, weight: float) -> Float[Array, "n"]:
     return pair.scores * weight
+
+
+class Named(Protocol):
+    def title(self) -> str: ...
+
+
+@jaxtyped(typechecker=check)
+def named(thing: Named | None) -> str:
+    return "" if thing is None else thing.title()
 
 
 def pair(n=3):
@@ -48,6 +59,12 @@ def test_a_constructor_called_by_us_is_checked():
 def test_numpy_in_place_of_a_jax_array_is_caught():
     with pytest.raises(TypeCheckError, match="scores"):
         Pair(jnp.arange(3), np.ones(3, np.float32))
+
+
+def test_what_lacks_a_protocol_s_members_is_caught():
+    assert named(None) == ""
+    with pytest.raises(TypeCheckError, match="thing"):
+        named(pair())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,12 @@ from spec_jax.verify.verdict import Verdict
 
 @runtime_checkable
 class BudgetController(Protocol):
-    """Chooses among the compiled widths. Static and hashable; its state is a pytree of arrays."""
+    """Chooses among the compiled widths. Static and hashable; its state is a pytree of arrays.
+
+    uses_cost says whether `decide` weighs cost at all; if not, nobody has to measure it.
+    """
+
+    uses_cost: bool
 
     def init(self, batch: int) -> Any:
         """The state before the first round."""
@@ -39,6 +44,8 @@ class BudgetController(Protocol):
 class Always:
     """Verifies the whole draft in every round."""
 
+    uses_cost = False
+
     def init(self, batch: int) -> tuple[()]:
         """No state."""
         return ()
@@ -55,6 +62,8 @@ class Always:
 @dataclasses.dataclass(frozen=True)
 class WidestLive:
     """The narrowest width that holds every live node of the batch; width 1 when no row has a draft."""
+
+    uses_cost = False
 
     def init(self, batch: int) -> tuple[()]:
         """No state."""

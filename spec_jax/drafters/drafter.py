@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Bool, Int
 
 from spec_jax.models.target import Output
-from spec_jax.noise import Key
+from spec_jax.noise import Keys
 from spec_jax.sampling.constraint import Constraint
 from spec_jax.sampling.settings import SamplingRow
 from spec_jax.tree import Draft, Tree
@@ -28,7 +28,7 @@ class Context:
     prompt_length: Int[Array, "b"]
     room: Int[Array, "b"]
     active: Bool[Array, "b"]
-    key: Key
+    key: Keys
     sampling: SamplingRow
     state: Int[Array, "b"]
     constraint: Constraint

@@ -102,7 +102,7 @@ class Decoder:
             batch: number of slots.
             eos: end-of-sequence ids of every request that names none; None takes the tokenizer's.
             constraints: the constraints that requests may name by index.
-            cost: time of a round by width; None measures it when a request first runs, if the engine has several widths.
+            cost: time of a round by width; None measures it when a request first runs, if the controller uses it.
         """
         if not isinstance(batch, int) or batch < 1:
             raise ValueError(f"batch: got {batch!r}, takes an integer of at least 1")
@@ -113,7 +113,8 @@ class Decoder:
             if c.classes.shape[0] != vocab:
                 raise ValueError(f"constraints[{i}]: got one for {c.classes.shape[0]} token ids, takes one for {vocab}")
         table, self._constraint_starts = bank(list(constraints)) if constraints else (free(vocab), [])
-        self._cost = cost if cost is not None or len(engine.widths) > 1 else CostModel((1,), (1.0,))
+        measured = engine.controller.uses_cost and len(engine.widths) > 1
+        self._cost = cost if cost is not None or measured else CostModel((1,), (1.0,))
         costs = jnp.ones(len(engine.widths)) if self._cost is None else self._cost.at(engine.widths)
         self.engine, self.batch, self.tokenizer = engine, batch, tokenizer
         self.params = EngineParams(target_params, drafter_params, table, costs)
@@ -122,7 +123,7 @@ class Decoder:
         self._place = jax.jit(functools.partial(rows.place, engine), donate_argnums=0)
         self._close = jax.jit(rows.close, donate_argnums=0)
         self._release = jax.jit(functools.partial(rows.release, engine), donate_argnums=0)
-        self._decode = jax.jit(functools.partial(loop.decode, engine, until_any_finishes=True))
+        self._decode = jax.jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
         self._state: EngineState = jax.jit(functools.partial(rows.empty, engine, batch=batch))(self.params)
         self._waiting: deque[_Job] = deque()
         self._slots: list[_Job | None] = [None] * batch

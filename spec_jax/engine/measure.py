@@ -26,14 +26,14 @@ def measure_cost(
     """Median seconds of a round by width.
 
     Each width is forced by a cost vector that makes all others unattractive, so the controller must weigh cost
-    (`Throughput` does) and nothing is compiled for it. `state` has to have running rows with room; it is not changed, and
-    `decode` must not donate it.
+    (`Throughput` does) and nothing is compiled for it. `state` has to have running rows with room; it is not changed.
     """
     seconds = np.zeros((repeats + 1, len(engine.widths)))
     for r in range(repeats + 1):
         for i in range(len(engine.widths)):
             forced = params.replace(cost=jnp.full(len(engine.widths), _UNWANTED).at[i].set(1.0))
+            copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
             begin = time.perf_counter()
-            jax.block_until_ready(decode(forced, state, 1).rows.length)
+            jax.block_until_ready(decode(forced, copy, 1))
             seconds[r, i] = time.perf_counter() - begin
     return CostModel(engine.widths, tuple(float(s) for s in np.median(seconds[1:], axis=0)))

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from spec_jax.drafters.drafter import Committed
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import Counters, EngineState, Finish, Rows
-from spec_jax.noise import Key
+from spec_jax.noise import Keys
 from spec_jax.sampling.constraint import FREE
 from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
 
@@ -30,7 +30,7 @@ class Requests:
     length: Int[Array, "b"]
     prompt_length: Int[Array, "b"]
     limit: Int[Array, "b"]
-    key: Key
+    key: Keys
     sampling: SamplingRow
     stops: Int[Array, "b k q"]
     state: Int[Array, "b"]
@@ -78,7 +78,8 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
     todo = requests.length - 1
 
     def body(carry: tuple[Array, Any, Any]) -> tuple[Array, Any, Any]:
-        at, target, drafter = carry
+        index, target, drafter = carry
+        at = index * chunk
         block = lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)
         count = jnp.clip(todo - at, 0, chunk)
         features, target = engine.target.prefill(params.target, target, block, count)
@@ -91,10 +92,12 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
             path=jnp.broadcast_to(jnp.arange(chunk), (batch, chunk)),
             taps=features,
         )
-        return at + chunk, target, engine.drafter.observe(params.drafter, drafter, committed)
+        return index + 1, target, engine.drafter.observe(params.drafter, drafter, committed)
 
     start = (jnp.int32(0), state.target, state.drafter)
-    _, target, drafter = lax.while_loop(lambda c: c[0] < todo.max(), body, start)
+    # Counted by one: XLA takes a loop with a known bound below its stride for one without turns, and drops it.
+    chunks = (todo.max() + chunk - 1) // chunk
+    _, target, drafter = lax.while_loop(lambda c: c[0] < chunks, body, start)
     finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
     rows = state.rows.replace(**given, finish=finish.astype(jnp.int32))

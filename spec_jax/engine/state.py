@@ -8,7 +8,7 @@ from typing import Any
 import flax.struct
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.noise import Key
+from spec_jax.noise import Keys
 from spec_jax.sampling.settings import SamplingRow
 
 
@@ -57,7 +57,7 @@ class Rows:
     prompt_length: Int[Array, "b"]
     limit: Int[Array, "b"]
     finish: Int[Array, "b"]
-    key: Key
+    key: Keys
     sampling: SamplingRow
     stops: Int[Array, "b k q"]
     state: Int[Array, "b"]

@@ -94,7 +94,7 @@ def validate(checkpoint: Checkpoint) -> None:
         shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
     unexpected = [name for name in tensors if name not in shapes and not _BUFFER.fullmatch(name)]
     wrong = [
-        f"{name} {t.dtype.name}{list(t.shape)}, not {list(shape)}"
+        f"{name} {t.dtype.name}{list(t.shape)}, not {list(shape)} of float32 or bfloat16"
         for name, shape in shapes.items()
         if name in tensors and ((t := tensors[name]).shape != shape or t.dtype not in DTYPES)
     ]

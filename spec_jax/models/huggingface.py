@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,9 @@ def _weight_files(directory: Path) -> list[Path]:
     for name, file in index.items():
         files.setdefault(file, set()).add(name)
     for file, names in files.items():
-        if Path(file).name != file or "\\" in file or "\0" in file:
+        if Path(file).name != file or not re.fullmatch(r"[^\\\0]+\.safetensors", file):
             raise CheckpointError(
-                f"{directory / _INDEX}: weight_map names {file!r}; taken: files of the directory itself"
+                f"{directory / _INDEX}: weight_map names {file!r}; taken: .safetensors files beside it"
             )
         if differing := names ^ _shapes(directory / file).keys():
             raise CheckpointError(f"{directory / file}: {min(differing)} is in the index or the file, not in both")

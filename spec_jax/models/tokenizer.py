@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import tokenizers
-from tokenizers import processors
+from tokenizers import decoders, processors
 
 from spec_jax.models.chat import render_chat
 from spec_jax.models.checkpoint import CheckpointError, read_json
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+# How byte-level vocabularies write a byte: printable ones as themselves, the others, in order, from U+0100 on.
+_BYTE_SPELLING = {b: chr(b) for b in _PRINTABLE} | {
+    b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in _PRINTABLE)
+}
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -39,6 +45,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self.eos_token_ids = tuple(eos_token_ids)
+        self._unspelled = _bytes_without_token(backend)
 
     @classmethod
     def from_directory(cls, directory: str | Path, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
@@ -77,16 +84,24 @@ class Tokenizer:
         """Token ids of a text; `special` adds the tokens, such as BOS, that the model wants around every text.
 
         A special token spelled out in the text becomes that token in any case. Text from `apply_chat` is encoded with
-        special=False: the template has written BOS itself.
+        special=False: the template has written BOS itself. ValueError for a character that the vocabulary can't spell,
+        which the library, and so transformers, leaves out.
         """
+        if self._unspelled and not self._unspelled.isdisjoint(text.encode()):
+            lost = next(char for char in text if not self._unspelled.isdisjoint(char.encode()))
+            raise ValueError(f"text holds {lost!r}; taken: characters whose bytes all have tokens in this vocabulary")
         return self.backend.encode(text, add_special_tokens=special).ids
 
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+    def decode(self, ids: Iterable[SupportsIndex], skip_special: bool = False) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD, and ids without a token (padding rows) nothing."""
-        ids = list(map(int, ids))
-        if any(not 0 <= i < 2**32 for i in ids):
-            raise ValueError(f"ids holds {next(i for i in ids if not 0 <= i < 2**32)}; taken: token ids, 0 or more")
-        return self.backend.decode(ids, skip_special_tokens=skip_special)
+        numbers = list(map(operator.index, ids))
+        if wrong := [i for i in numbers if not 0 <= i < 2**32]:
+            raise ValueError(f"ids holds {wrong[0]}; taken: token ids, 0 or more")
+        return self.backend.decode(numbers, skip_special_tokens=skip_special)
+
+    def stream(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for one text that comes token by token."""
+        return StreamDecoder(self, skip_special)
 
     def token_id(self, text: str) -> int:
         """The id of one token, spelled as in the vocabulary; ValueError if there is none."""
@@ -123,13 +138,15 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = False) -> None:
         """Start a text."""
-        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._tokenizer = tokenizer
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._skipped = {i for i, token in added.items() if token.special} if skip_special else set()
         self._context: list[int] = []  # ids already emitted, enough for the decoder to know that the text goes on
         self._pending: list[int] = []
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Iterable[SupportsIndex]) -> str:
         """Take new ids; returns the text that is now certain, maybe none."""
-        return "".join(map(self._push, ids))
+        return "".join(map(self._push, map(operator.index, ids)))
 
     def flush(self) -> str:
         """The text held back; afterwards the decoder starts a new text."""
@@ -138,19 +155,20 @@ class StreamDecoder:
         return text
 
     def _push(self, token: int) -> str:
+        spelling = self._tokenizer.backend.id_to_token(token)
+        if spelling is None or token in self._skipped:
+            return ""
         self._pending.append(token)
         text = self._new_text()
-        if text.endswith("\ufffd") or _BYTE_TOKEN.fullmatch(self._tokenizer.backend.id_to_token(token) or ""):
+        if text.endswith("\ufffd") or _BYTE_TOKEN.fullmatch(spelling):
             return ""
-        alone = self._decode(self._pending)
+        alone = self._tokenizer.decode(self._pending)
         self._context, self._pending = ([] if alone else self._context) + self._pending, []
         return text
 
     def _new_text(self) -> str:
-        return self._decode(self._context + self._pending)[len(self._decode(self._context)) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, self._skip_special)
+        decode = self._tokenizer.decode
+        return decode(self._context + self._pending)[len(decode(self._context)) :]
 
 
 def frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
@@ -161,6 +179,13 @@ def frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> No
     single = [token for token in (bos, "$A", eos) if token is not None]
     special = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(special.items()))  # pyright: ignore
+
+
+def _bytes_without_token(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    if not isinstance(backend.decoder, decoders.ByteLevel):
+        return frozenset()
+    vocabulary = backend.get_vocab()
+    return frozenset(byte for byte, spelling in _BYTE_SPELLING.items() if spelling not in vocabulary)
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:

@@ -43,7 +43,7 @@ def support(z: Float[Array, "vocab"], row: SamplingRow) -> Bool[Array, "vocab"]:
     """
     order, weight, top = _keys(z), _weights(z, row), reduce.peak(z)
     active = (row.top_k > 0) & (row.top_k < z.shape[0])
-    low_k = _bisect(order, lambda above: reduce.total(above) < row.top_k, active, top)
+    low_k = _bisect(order, lambda above: reduce.total(above.astype(jnp.int32)) < row.top_k, active, top)
     weight = jnp.where(order > low_k, weight, 0.0)
     need = row.top_p * reduce.total(weight)
     low_p = _bisect(order, lambda above: reduce.total(jnp.where(above, weight, 0.0)) < need, row.top_p < 1, top)

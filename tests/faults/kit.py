@@ -1,4 +1,4 @@
-"""What the fault tests share: toy tables, drafters with chosen tokens and laws, rules with planted faults, runners."""
+"""What the fault tests share: toy tables and targets, requests as batches, and two compiled runners."""
 
 from __future__ import annotations
 
@@ -7,36 +7,153 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from spec_jax import noise
-from spec_jax.drafters.drafter import Stateless
+from spec_jax.drafters.drafter import Drafter
+from spec_jax.drafters.none import NoDrafter
+from spec_jax.engine import loop, rows
 from spec_jax.engine.engine import Engine, EngineParams
-from spec_jax.engine.loop import decode
 from spec_jax.engine.requests import request, stack
-from spec_jax.engine.rows import Requests, init
+from spec_jax.engine.rows import Requests
 from spec_jax.engine.state import EngineState
 from spec_jax.models.target import Output
 from spec_jax.models.toy import TableTarget
-from spec_jax.sampling import constraint, transform
-from spec_jax.sampling.constraint import FREE, Constraint
-from spec_jax.sampling.history import History, from_text
-from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
-from spec_jax.tree import Draft, Law, Proposal, Tree
-from spec_jax.verify.rejection import rejection
-from spec_jax.verify.scores import Scores
-from spec_jax.verify.verdict import Walk
+from spec_jax.sampling.constraint import Constraint
+from spec_jax.verify.match import match
+from tests.faults.drafters import Follow, Plan
+from tests.faults.oracle import Logits, Text
 
-# ---
-
-V = 5
-START = 5
-ROWS = 50_000
+ALL = 2**30
 
 
-def table(rows: np.ndarray) -> jax.Array:
-    """A [V + 1, V] table of logits as TableTarget reads it: token V only starts a text and is never emitted."""
-    return jnp.asarray(np.concatenate([rows, np.full((V + 1, 1), -np.inf)], axis=1), jnp.float32)
+def decode_from(engine: Engine, params: EngineParams, requests: Requests, max_rounds: Any) -> EngineState:
+    return loop.decode(engine, params, rows.init(engine, params, requests), max_rounds)
+
+
+# Exact tests run small programs once: compiled without optimisation. Law tests run big batches often.
+_FAST_COMPILE = {"xla_backend_optimization_level": 0}
+_run = jax.jit(decode_from, static_argnums=0, compiler_options=_FAST_COMPILE)
+run_many = jax.jit(decode_from, static_argnums=0)
+go_on = jax.jit(loop.decode, static_argnums=(0, 4), compiler_options=_FAST_COMPILE)
+
+
+def run(engine: Engine, params: EngineParams, requests: Requests, max_rounds: int = ALL) -> EngineState:
+    return jax.device_get(_run(engine, params, requests, max_rounds))
+
+
+# Engines over RowTables: every exact test uses these, so that they compile once.
+WORDS = 8
+MAX_LEN = 80
+ROWS = 200
+K = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class RowTables(TableTarget):
+    """Each row its own order-2 table, params [B, V, V, V]; logits are NaN where a context token is no token (poison)."""
+
+    vocab_size: int = WORDS
+    order: int = 2
+
+    def score(self, params, state, tree, staged=None, nodes=None):
+        def one(table, slots, length, tokens, parent):
+            last = jnp.where(length > 0, slots[jnp.maximum(length - 1, 0)], self.vocab_size - 1)
+            before = jnp.where(parent >= 0, tokens[jnp.maximum(parent, 0)], last)
+            known = (before >= 0) & (before < self.vocab_size) & (tokens >= 0) & (tokens < self.vocab_size)
+            return jnp.where(known[:, None], table[before, tokens], jnp.nan)
+
+        logits = jax.vmap(one)(params, state.slots, state.length, tree.tokens, tree.parent)
+        return Output(logits), tree.tokens, state
+
+
+def row_tables(seed: int, batch: int = ROWS, scale: float = 1.5) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(0, scale, (batch, WORDS, WORDS, WORDS)), jnp.float32)
+
+
+def logits_of(table: Any) -> Logits:
+    """The oracle's view of one row of RowTables."""
+    table = np.asarray(table)
+    return lambda text: table[text[-2] if len(text) > 1 else WORDS - 1, text[-1]]
+
+
+def engine(drafter: Drafter | None = None, **changes: Any) -> Engine:
+    sizes = {"max_len": MAX_LEN, "log_probs": True, "prefill_chunk": 8, "max_eos": 2, "max_stops": 2, "max_stop_length": 4}
+    return Engine(RowTables(), drafter=drafter or NoDrafter(), **{**sizes, "max_bias": 2, **changes})
+
+
+def engine_params(engine: Engine, target: Any, drafter: Any = None, constraint: Constraint | None = None) -> EngineParams:
+    return EngineParams(target, drafter, constraint or room_for(None, WORDS), jnp.ones(len(engine.widths)))
+
+
+def room_for(transitions: np.ndarray | None, vocab: int, states: int = 4) -> Constraint:
+    """An automaton in a table of fixed size, so that programs with and without one are the same."""
+    table = np.zeros((1 + states, vocab), np.int32)
+    if transitions is not None:
+        table[1 : len(transitions) + 1] = np.where(transitions >= 0, transitions + 1, -1)
+    return Constraint(jnp.arange(vocab, dtype=jnp.int32), jnp.asarray(table))
+
+
+def batch(requests: Sequence[Requests], size: int = ROWS) -> Requests:
+    """Requests stacked, and copies of the first up to `size` rows."""
+    some = stack(requests)
+    at = jnp.asarray([*range(len(requests)), *[0] * (size - len(requests))])
+    return jax.tree.map(lambda x: x[at], some)
+
+
+def follow(
+    tables: Any, texts: Sequence[Sequence[int]], counts: Any = K, length: Any = K, k: int = K, size: int = ROWS, **changes: Any
+) -> tuple[Engine, EngineParams]:
+    """An engine whose drafter follows known texts (prompt and continuation), row by row, with chosen accept counts."""
+    e = engine(Follow(k, WORDS), **changes)
+    return e, engine_params(e, tables, plan(texts, counts, length, size, e.max_len))
+
+
+def plan(texts: Sequence[Sequence[int]], counts: Any, length: Any, size: int = ROWS, max_len: int = MAX_LEN) -> Plan:
+    text = np.zeros((size, max_len), np.int32)
+    for row, tokens in zip(text, texts, strict=False):
+        row[: len(tokens)] = tokens[:max_len]
+    text[len(texts) :] = text[0]
+    counts = np.broadcast_to(np.atleast_2d(counts), (size, np.atleast_2d(counts).shape[1]))
+    padded = np.tile(counts, MAX_LEN // counts.shape[1] + 1)[:, :MAX_LEN]
+    return Plan(jnp.asarray(text), jnp.asarray(padded, jnp.int32), jnp.broadcast_to(jnp.asarray(length, jnp.int32), (size,)))
+
+
+@lru_cache
+def _gumbel(positions: int, vocab: int) -> Any:
+    ids = jnp.arange(vocab)
+    one = jax.vmap(lambda key, t: noise.gumbel(key, t, ids), (None, 0))
+    return jax.jit(jax.vmap(lambda key: one(key, jnp.arange(positions))))
+
+
+def gumbels(keys: Any, positions: int = MAX_LEN, vocab: int = WORDS) -> np.ndarray:
+    """The noise of each key, [B, position, token]."""
+    return np.asarray(_gumbel(positions, vocab)(jnp.asarray(keys)))
+
+
+def key_of(seed: int) -> jax.Array:
+    return noise.request_key(seed)
+
+
+def output(state: EngineState, row: int) -> list[int]:
+    r = state.rows
+    return r.tokens[row, r.prompt_length[row] : r.length[row]].tolist()
+
+
+def same_text(state: EngineState, row: int, text: Text) -> bool:
+    """Tokens, finish, log-probs and what lies behind the text."""
+    r = state.rows
+    start, end = int(r.prompt_length[row]), int(r.length[row])
+    if output(state, row) != text.tokens or _reason(r.finish[row]) != text.finish:
+        return False
+    for got, want in ((r.raw_log_probs, text.raw_log_probs), (r.log_probs, text.log_probs)):
+        if abs(got[row, start:end] - np.array(want)).max(initial=0.0) > 2e-6 or got[row, end:].any():
+            return False
+    return not r.tokens[row, end:].any()
+
+
+def _reason(code: Any) -> str:
+    name = rows.Finish(int(code)).name
+    return "BUDGET" if name == "MAX_LEN" else name

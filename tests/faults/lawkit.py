@@ -1,0 +1,165 @@
+"""Law tests: tables RND and ADV, engines over them, and strings sampled with many keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.drafters.drafter import Context
+from spec_jax.engine.engine import Engine, EngineParams, Rule
+from spec_jax.engine.requests import request
+from spec_jax.engine.rows import Requests
+from spec_jax.engine.state import EngineState
+from spec_jax.models.toy import TableTarget
+from spec_jax.sampling.constraint import Constraint
+from spec_jax.sampling.history import from_text
+from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
+from spec_jax.tree import Proposal
+from spec_jax.verify.match import match
+from spec_jax.verify.rejection import rejection
+from spec_jax.verify.scores import Scores
+from tests.faults import kit
+from tests.faults.drafters import NOISES, Guess, TableDrafter
+from tests.faults.laws import Fit, fit
+from tests.faults.oracle import Grammar, law, strings
+
+V = 5
+START = 5
+ROWS = 50_000
+CHAIN = (-1, 0, 1)
+P = [0.1, 0.1, 0.1, 0.35, 0.35]
+Q = [0.6, 0.05, 0.05, 0.29, 0.01]
+PLAIN = Sampling(temperature=1.0)
+
+
+def _rnd() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    target = rng.normal(0, 1.2, (V + 1, V))
+    return target, 0.6 * target + rng.normal(0, 0.9, (V + 1, V))
+
+
+def _adv() -> tuple[np.ndarray, np.ndarray]:
+    order = np.stack([np.random.default_rng(i).permutation(V) for i in range(V + 1)])
+    return np.log(np.array(P)[order]), np.log(np.array(Q)[order])
+
+
+# Target and drafter, each [V + 1, V] logits; row V starts a text.
+TABLES = {"RND": _rnd(), "ADV": _adv()}
+
+
+def table(rows: Any) -> jax.Array:
+    """As TableTarget reads it: token V only starts a text and is never emitted."""
+    return jnp.asarray(np.concatenate([rows, np.full((V + 1, 1), -np.inf)], axis=1), jnp.float32)
+
+
+def engine(rule: Rule = rejection, mode: Proposal = "sampled", parents: tuple[int, ...] = CHAIN) -> Engine:
+    sizes = {"max_len": 8, "prefill_chunk": 4, "max_eos": 1, "max_stops": 1, "max_stop_length": 1, "max_bias": 2}
+    return Engine(TableTarget(V + 1), drafter=TableDrafter(parents, mode), rule=rule, **sizes)
+
+
+MATCH = engine(match, "coupled")
+
+
+def guess(
+    draft: Any, sampling: Sampling, said: Sampling | None = None, k: int = 2, noise: str = "own", tag: int = 0
+) -> Guess:
+    """A TableDrafter's parameters: it draws with `sampling` and says that it drew with `said` (None: the same)."""
+    with np.errstate(divide="ignore"):
+        tables = [table(np.log([law(z, s) for z in draft])) for s in (sampling, said or sampling)]
+    return Guess(*tables, jnp.int32(k), jnp.int32(NOISES.index(noise)), jnp.int32(tag))
+
+
+def requests_of(e: Engine, sampling: Sampling, n: int, prompt: Sequence[int] = (START,), **options: Any) -> Requests:
+    """One request in every row."""
+    one = request(e, list(prompt), n, sampling=sampling, **options)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (ROWS, *x.shape[1:])), one)
+
+
+def sample(
+    e: Engine,
+    target: Any,
+    drafter: Guess,
+    sampling: Sampling,
+    n: int,
+    calls: int = 1,
+    prompt: Sequence[int] = (START,),
+    eos: Sequence[int] = (),
+    grammar: Grammar | None = None,
+    requests: Requests | None = None,
+    max_rounds: int = kit.ALL,
+) -> tuple[np.ndarray, EngineState]:
+    """Texts [calls x ROWS, n] of independent keys, -1 behind their end, and the last call's state."""
+    transitions, start = grammar or (None, -1)
+    params = EngineParams(table(target), drafter, kit.room_for(transitions, V + 1), jnp.ones(1))
+    requests = requests or requests_of(e, sampling, n, prompt, eos=eos, constraint_start=start + 1)
+    texts = []
+    for keys in _keys(calls):
+        state = jax.device_get(kit.run_many(e, params, requests.replace(key=keys), max_rounds))
+        text = state.rows.tokens[:, len(prompt) : len(prompt) + n]
+        written = np.arange(n) < (state.rows.length - len(prompt))[:, None]
+        texts.append(np.where(written, text, -1))
+    return np.concatenate(texts), state
+
+
+@lru_cache
+def _keys(calls: int) -> list[jax.Array]:
+    return [jnp.asarray(np.random.default_rng(i).integers(0, 2**32, (ROWS, 2), dtype=np.uint32)) for i in range(calls)]
+
+
+def gate(
+    e: Engine, tables: tuple[Any, Any], drafter: Guess, sampling: Sampling = PLAIN, n: int = 3, calls: int = 1, **how: Any
+) -> Fit:
+    """Texts of an engine against the exact law of plain decoding."""
+    texts, _ = sample(e, tables[0], drafter, sampling, n, calls, **how)
+    prompt = how.get("prompt", (START,))
+    logits = lambda text: np.append(tables[0][text[-1]], -np.inf)  # noqa: E731
+    return fit(texts, strings(logits, prompt, n, sampling, how.get("eos", ()), how.get("grammar")))
+
+
+def gate_rule(
+    rule: Rule,
+    tables: tuple[Any, Any],
+    drafter: Guess,
+    sampling: Sampling = PLAIN,
+    law_of: Sampling | None = None,
+    calls: int = 1,
+    grammar: Grammar | None = None,
+) -> Fit:
+    """Texts of a rule alone, without an engine, against the exact law of `law_of` (None: of `sampling`): 3 tokens."""
+    row, (transitions, start) = to_row(sampling, V + 1, (), 2, 1), grammar or (None, -1)
+    given = (table(tables[0]), drafter, row, kit.room_for(transitions, V + 1), jnp.int32(start + 1))
+    texts = [np.asarray(_texts(rule, *given, keys)) for keys in _keys(calls)]
+    logits = lambda text: np.append(tables[0][text[-1]], -np.inf)  # noqa: E731
+    return fit(np.concatenate(texts), strings(logits, (START,), 3, law_of or sampling, grammar=grammar))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _texts(
+    rule: Rule, target: jax.Array, drafter: Guess, row: SamplingRow, bound: Constraint, start: jax.Array, keys: jax.Array
+) -> jax.Array:
+    size, proposer = 8, TableDrafter(CHAIN, "sampled")
+    sampling = jax.tree.map(lambda x: jnp.broadcast_to(x, (ROWS, *x.shape)), row)
+    one, yes = jnp.ones(ROWS, jnp.int32), jnp.bool_(True)
+
+    def verify(key, draft, row, text, length, state):
+        past = from_text(text, jnp.int32(1), length, state, V + 1)
+        return rule(key, draft, Scores(target[draft.tree.tokens], row, past, length, bound), 3)
+
+    def body(_, carry):
+        tokens, length, state = carry
+        context = Context(tokens, length, one, one, one > 0, keys, sampling, state, bound, yes, yes)
+        draft, _ = proposer.propose(drafter, (), context)
+        verdict = jax.vmap(verify)(keys, draft, sampling, tokens, length, state)
+        at = jnp.where(jnp.arange(3) <= verdict.accepted[:, None], length[:, None] + jnp.arange(3), size)
+        tokens = jax.vmap(lambda t, i, x: t.at[i].set(x, mode="drop"))(tokens, at, verdict.tokens)
+        state = jnp.take_along_axis(verdict.states, verdict.accepted[:, None], axis=1)[:, 0]
+        return tokens, length + verdict.accepted + 1, state
+
+    carry = (jnp.full((ROWS, size), START), one, one * start)
+    return jax.lax.fori_loop(0, 3, body, carry)[0][:, 1:4]
