@@ -27,11 +27,16 @@ _STREAM_WORD, _SAMPLE_WORD = np.uint32(0xFFFFFFFF), np.uint32(0xFFFFFFFE)
 def request_key(key: Array | np.ndarray | int) -> Keys:
     """The two words that key a request, from a seed, a typed threefry key, or raw uint32[2] (or [B, 2]) words.
 
+    A seed's 64 bits are the words, high one first; below 2**32 they are those of `jax.random.key(seed)`.
+
     Raises:
+        ValueError: for a seed outside 0 .. 2**64 - 1.
         TypeError: for a typed key of another generator (rbg keys change with sharding), or another dtype or shape.
     """
-    if isinstance(key, int):
-        return jax.random.key_data(jax.random.key(key, impl="threefry2x32"))
+    if isinstance(key, int) and not isinstance(key, bool):
+        if not 0 <= key < 2**64:
+            raise ValueError(f"key: got the seed {key}, takes 0 .. 2**64 - 1")
+        return jnp.asarray(np.array([key >> 32, key & 0xFFFFFFFF], np.uint32))
     if not isinstance(key, jax.Array | np.ndarray):
         raise TypeError(f"key: got {type(key).__name__}, takes an int seed, a threefry2x32 key or uint32[2] words")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -140,6 +140,11 @@ class Decoder:
         """Whether any request waits or runs."""
         return bool(self._waiting) or any(self._slots)
 
+    @property
+    def programs(self) -> int:
+        """Number of compiled programs so far; constant once each kind of call has been made."""
+        return sum(f._cache_size() for f in (self._prefill, self._place, self._close, self._release, self._decode))
+
     def submit(
         self,
         prompt: str | Sequence[int],
@@ -202,6 +207,11 @@ class Decoder:
             raise ValueError(f"chunk_rounds: got {chunk_rounds!r}, takes an integer of at least 1")
         while self.busy:
             yield from self.step(chunk_rounds)
+
+    def prefill(self) -> None:
+        """Fill free slots now and wait for it, instead of in the next step."""
+        self._fill()
+        jax.block_until_ready(self._state)
 
     def step(self, chunk_rounds: int = 16) -> list[Update]:
         """Fill free slots, run one chunk, and return what it brought."""

@@ -38,7 +38,8 @@ def request(
         eos: end-of-sequence ids, any of which ends the text.
         stops: stop sequences of token ids, any of which ends the text when it has been generated as a whole.
         constraint_start: the constraint's first state for this request (`constraint.bank` returns it).
-        generated: tokens that an earlier run of this request already emitted; they count against the budget.
+        generated: tokens that an earlier run of this request already emitted and that did not end it; they count against
+            the budget.
 
     Raises:
         ValueError: for anything that does not fit, naming the argument.
@@ -73,6 +74,12 @@ def request(
         if not 1 <= len(stop) <= engine.max_stop_length:
             raise ValueError(f"stops[{i}]: got {len(stop)} tokens, takes 1 .. {engine.max_stop_length}")
         table[i, -len(stop) :] = stop
+    ended = _first_end(generated, eos, stops, sampling.min_new_tokens)
+    if ended is not None:
+        raise ValueError(f"generated: got a text that an end-of-sequence token or a stop ends at token {ended}, takes an open one")
+    words = noise.request_key(key)
+    if words.shape != (2,):
+        raise ValueError(f"key: got keys of shape {list(words.shape)}, takes one key")
     buffer = np.zeros(engine.max_len)
     buffer[: len(text)] = text
     whole = lambda x: jnp.asarray(x, jnp.int32)[None]  # noqa: E731
@@ -82,11 +89,19 @@ def request(
         length=whole(len(text)),
         prompt_length=whole(len(prompt)),
         limit=whole(len(prompt) + max_new_tokens),
-        key=noise.request_key(key)[None],
+        key=words[None],
         sampling=jax.tree.map(lambda x: x[None], row),
         stops=whole(table),
         state=whole(constraint_start),
     )
+
+
+def _first_end(tokens: Sequence[int], eos: Sequence[int], stops: Sequence[Sequence[int]], min_new: int) -> int | None:
+    for end in range(1, len(tokens) + 1):
+        stopped = any(list(tokens[max(0, end - len(s)) : end]) == list(s) for s in stops)
+        if tokens[end - 1] in eos or stopped and end >= min_new:
+            return end - 1
+    return None
 
 
 def stack(requests: Sequence[Requests]) -> Requests:

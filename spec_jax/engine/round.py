@@ -158,6 +158,7 @@ def _count(rows: Rows, draft: Draft, width: Array, verdict: Verdict, keep: Array
     accepted = jnp.minimum(verdict.accepted, keep)
     return c.replace(
         rounds=c.rounds + running,
+        scored=c.scored + running * width,
         drafted=c.drafted + (live.sum(1) - running),
         accepted=c.accepted + jnp.where(running, accepted, 0),
         emitted=c.emitted + keep,

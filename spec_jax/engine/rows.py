@@ -14,7 +14,7 @@ from spec_jax.drafters.drafter import Committed
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import Counters, EngineState, Finish, Rows
 from spec_jax.noise import Keys
-from spec_jax.sampling.constraint import FREE
+from spec_jax.sampling.constraint import FREE, Constraint
 from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
 
 
@@ -23,7 +23,7 @@ class Requests:
     """What a batch of requests brings, as arrays. `requests` builds it from plain values.
 
     tokens[:, :length] is the text so far, of which the first prompt_length tokens are the prompt (a request that goes on
-    from an earlier text has more); limit is the longest text allowed.
+    from an earlier text has more); limit is the longest text allowed; state is the constraint's behind the prompt.
     """
 
     tokens: Int[Array, "b text"]
@@ -52,7 +52,7 @@ def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
         sampling=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), row),
         stops=zeros(engine.max_stops, engine.max_stop_length) - 1,
         state=zeros() + FREE,
-        counters=Counters(*(zeros() for _ in range(5)), zeros(d), zeros(d)),
+        counters=Counters(*(zeros() for _ in range(6)), zeros(d), zeros(d)),
         raw_log_probs=logs,
         log_probs=logs,
     )
@@ -100,6 +100,7 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
     _, target, drafter = lax.while_loop(lambda c: c[0] < chunks, body, start)
     finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
+    given["state"] = _constraint_state(params.constraint, requests)
     rows = state.rows.replace(**given, finish=finish.astype(jnp.int32))
     return EngineState(rows, target, drafter, state.controller)
 
@@ -109,6 +110,7 @@ def insert(engine: Engine, state: EngineState, slots: Int[Array, "r"], other: En
 
     The controller's state stays that of `state`: it belongs to the batch.
     """
+    slots = _in_range(state, slots)
     put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
     target = engine.target.insert(engine.target.materialize(state.target), slots, engine.target.materialize(other.target))
     drafter = engine.drafter.insert(state.drafter, slots, other.drafter)
@@ -120,10 +122,11 @@ def place(
 ) -> EngineState:
     """Put a prefilled text (a state of one row, from `init`) into r slots: a prompt sampled r times is prefilled once.
 
-    `requests` has r rows of that text, each with its own key, settings and limits.
+    `requests` has r rows of that text and constraint, each with its own key, settings and limits. A slot out of range is
+    left out.
     """
-    r = requests.length.shape[0]
-    given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
+    r, slots = requests.length.shape[0], _in_range(state, slots)
+    given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__ if f != "state"}
     finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (r, *x.shape[1:])), one.rows)
     rows = rows.replace(**given, finish=finish.astype(jnp.int32))
@@ -142,13 +145,19 @@ def place(
 
 
 def close(state: EngineState, slots: Int[Array, "r"]) -> EngineState:
-    """End requests from outside (a stop string was seen, a client went away); their text stays until released."""
-    return state.replace(rows=state.rows.replace(finish=state.rows.finish.at[slots].set(Finish.CLOSED, mode="drop")))
+    """End running requests from outside (a stop string was seen, a client went away); their text stays until released.
+
+    A slot that does not run, or out of range, is left as it is.
+    """
+    rows = state.rows
+    named = jnp.zeros_like(rows.running).at[_in_range(state, slots)].set(True, mode="drop")
+    finish = jnp.where(named & rows.running, Finish.CLOSED, rows.finish)
+    return state.replace(rows=rows.replace(finish=finish))
 
 
 def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> EngineState:
     """Free slots; the drafter may keep their texts for later drafts. A slot out of range is left out."""
-    rows = state.rows
+    rows, slots = state.rows, _in_range(state, slots)
     inside = jnp.minimum(slots, rows.length.shape[0] - 1)
     drafter = engine.drafter.release(state.drafter, slots, rows.tokens[inside], rows.length[inside])
     return EngineState(
@@ -161,6 +170,23 @@ def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> Engin
         drafter=drafter,
         controller=state.controller,
     )
+
+
+def _in_range(state: EngineState, slots: Array) -> Array:
+    """Slots, with those below 0 moved out of range; an index below 0 would count from the end."""
+    return jnp.where(slots < 0, state.rows.length.shape[0], slots)
+
+
+def _constraint_state(constraint: Constraint, requests: Requests) -> Array:
+    """The constraint's state behind the tokens that an earlier run generated."""
+    begin, end = requests.prompt_length, requests.length
+
+    def body(i: Array, state: Array) -> Array:
+        at = begin + i
+        token = jnp.take_along_axis(requests.tokens, jnp.minimum(at, end - 1)[:, None], axis=1)[:, 0]
+        return jnp.where(at < end, jax.vmap(constraint.step)(state, token), state)
+
+    return lax.fori_loop(0, (end - begin).max(), body, requests.state)
 
 
 def _at_limit(engine: Engine, limit: Array) -> Array:

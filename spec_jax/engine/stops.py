@@ -29,10 +29,10 @@ def _trim_row(row: Rows, verdict: Verdict, max_len: int) -> tuple[Array, Array]:
     eos = (tokens[:, None] == row.sampling.eos).any(-1) & (tokens >= 0)
     stop = _stop_ends(row, tokens, q, generated) & (generated >= row.sampling.min_new)
     ends = [
+        (tokens < 0, Finish.INVALID),
         (eos, Finish.EOS),
         (stop, Finish.STOP),
         (index + 1 >= room, Finish.MAX_LEN),
-        (tokens < 0, Finish.INVALID),
     ]
     ended = jnp.stack([flag for flag, _ in ends]).any(0) & (index < offered)
     at = jnp.where(ended, index, m).min()

@@ -170,8 +170,9 @@ class LlamaConfig:
         ):
             if fields.get(name, default) not in taken:
                 refuse(name, fields.get(name, default), " or ".join(map(repr, taken)))
-        if any(kind != "full_attention" for kind in fields.get("layer_types") or ()):
-            refuse("layer_types", fields["layer_types"], "'full_attention' in every layer")
+        kinds = fields.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            refuse("layer_types", kinds, "'full_attention' in every layer")
 
         def size(name: str, default: int | None = None) -> int:
             value = default if (got := fields.get(name)) is None else got

@@ -39,12 +39,10 @@ class GgufTensor:
     def read(self) -> np.ndarray:
         """Dequantise; CheckpointError if the file has become shorter."""
         with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            data = file.read(self.size)
+            data = np.fromfile(file, np.uint8, self.size, offset=self.offset)
         if len(data) != self.size:
             raise CheckpointError(f"{self.path}: cut off inside tensor {self.name}")
-        rows = np.frombuffer(data, np.uint8).reshape(*self.shape[:-1], -1)
-        return dequantize(rows, self.type).reshape(self.shape)
+        return dequantize(data.reshape(*self.shape[:-1], -1), self.type).reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from spec_jax.models.checkpoint import CheckpointError
-from spec_jax.models.tokenizer import Tokenizer, frame
+from spec_jax.models.tokenizer import Tokenizer, frame, library_errors
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = range(1, 6)
+_MARKS = ("bos", "eos", "eot", "eom")
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
 _LONGEST_PIECE = 512
@@ -38,30 +38,30 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
     types = metadata.get("tokenizer.ggml.token_type", np.full(len(tokens), _NORMAL))
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise _refusal("token_type", types, f"{len(tokens)} numbers, one a token")
-    ids = {name: i for name in _IDS if (i := _token_number(metadata, name, len(tokens))) is not None}
+    ids = {
+        name: i
+        for name in (*_MARKS, "unknown", "padding")
+        if (i := _token_number(metadata, name, len(tokens))) is not None
+    }
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise CheckpointError(f"tokenizer.chat_template is {reprlib.repr(template)}; taken: text")
     vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED or i in ids.values()}
-    try:
+    with library_errors("the tokenizer metadata are damaged"):
         if kind == "gpt2":
             backend, add_bos = _byte_level(metadata, vocabulary)
         else:
             normal = {token for token, i in vocabulary.items() if types[i] == _NORMAL}
             backend, add_bos = _sentencepiece(metadata, vocabulary, normal, tokens[ids.setdefault("unknown", 0)])
-        control = [t for t, i in vocabulary.items() if types[i] in (_CONTROL, _UNKNOWN) or i in ids.values()]
+        marks = {ids[name] for name in _MARKS if name in ids}
+        control = [t for t, i in vocabulary.items() if types[i] in (_CONTROL, _UNKNOWN) or i in marks]
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
         backend.add_tokens([AddedToken(t, normalized=False) for t, i in vocabulary.items() if types[i] == _USER])
         special = {name: tokens[ids[key]] for name, key in _SPECIAL.items() if key in ids}
-        frame(
-            backend,
-            bos=_around(metadata, "bos", add_bos, special),
-            eos=_around(metadata, "eos", False, special),
-        )
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"the tokenizer metadata are damaged: {error}") from error
+        around = {
+            name: _around(metadata, name, default, special) for name, default in (("bos", add_bos), ("eos", False))
+        }
+        frame(backend, **around)
     ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
     if "eot" not in ids and template:
         ends += [vocabulary[token] for token in _END_OF_TURN if token in control and token in template]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -188,20 +189,33 @@ def _bytes_without_token(backend: tokenizers.Tokenizer) -> frozenset[int]:
     return frozenset(byte for byte, spelling in _BYTE_SPELLING.items() if spelling not in vocabulary)
 
 
+@contextlib.contextmanager
+def library_errors(what: object) -> Iterator[None]:
+    """Turn whatever the `tokenizers` library raises over bad data, a Rust panic included, into CheckpointError."""
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exception, and a panic is not even that
+        raise CheckpointError(f"{what}: {error}") from error
+
+
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
-    try:
+    with library_errors(path):
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _token_text(token: Any, name: str, path: Path) -> str | None:
     text = token.get("content") if isinstance(token, dict) else token
-    if text is not None and not isinstance(text, str):
+    if text is not None and not (isinstance(text, str) and _is_unicode(text)):
         raise CheckpointError(f"{path}: {name} is {token!r}; taken: a string or an object with `content`")
     return text
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _mapping(value: Any, path: Path) -> dict[str, Any]:

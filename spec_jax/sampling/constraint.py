@@ -22,12 +22,12 @@ class Constraint:
     table: Int[Array, "states classes"]
 
     def mask(self, state: Int[Array, ""]) -> Bool[Array, "vocab"]:
-        """The tokens allowed in a state."""
-        return (self.table[state] >= 0)[self.classes]
+        """The tokens allowed in a state; none in -1."""
+        return (self.table[jnp.maximum(state, 0)] >= 0)[self.classes] & (state >= 0)
 
     def step(self, state: Int[Array, ""], token: Int[Array, ""]) -> Int[Array, ""]:
-        """The state after a token; a token that is not allowed gives -1."""
-        return self.table[state, self.classes[token]]
+        """The state after a token; -1 after one that is not allowed, and ever after."""
+        return jnp.where(state < 0, -1, self.table[jnp.maximum(state, 0), self.classes[token]])
 
 
 def free(vocab_size: int) -> Constraint:

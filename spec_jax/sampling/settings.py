@@ -11,13 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+_LARGE = 1e30
+"""Beyond this, products with a logit or with noise leave float32."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """How a request's tokens are chosen; every default is neutral, and temperature 0 is greedy.
 
     Attributes:
-        temperature: 0 takes the most likely token; above 0 samples from softmax(logits / temperature).
+        temperature: 0 takes the most likely token; above 0 (1e-30 at least) samples from softmax(logits / temperature).
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass, within top_k, reaches top_p (arXiv 1904.09751).
         min_p: keep tokens at least min_p times as likely as the likeliest (arXiv 2407.01082).
@@ -45,13 +48,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and truncation that greedy decoding would ignore."""
-        _check("temperature", self.temperature, 0.0, math.inf)
+        _check("temperature", self.temperature, 0.0, _LARGE)
+        if 0 < self.temperature < 1 / _LARGE:
+            raise ValueError(f"temperature: got {self.temperature}, takes 0 or a number in [{1 / _LARGE}, {_LARGE}]")
         _check("top_k", self.top_k, 0, math.inf, integer=True)
         _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _check("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        _check("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _check("repetition_penalty", self.repetition_penalty, 1 / _LARGE, _LARGE)
+        _check("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
+        _check("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
         _check("min_new_tokens", self.min_new_tokens, 0, math.inf, integer=True)
         if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
             raise ValueError(
@@ -59,8 +64,8 @@ class Sampling:
                 "set temperature above 0 or leave them out"
             )
         for token, value in self.logit_bias.items():
-            if math.isnan(value) or value == math.inf:
-                raise ValueError(f"logit_bias: got {value} for token {token}, takes finite numbers or -inf")
+            if value != -math.inf:
+                _check(f"logit_bias[{token}]", value, -_LARGE, _LARGE)
         both = set(self.logit_bias) & set(self.banned_tokens)
         if both:
             raise ValueError(f"banned_tokens: got tokens {sorted(both)} that logit_bias names too; takes one or the other")

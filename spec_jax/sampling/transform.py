@@ -32,7 +32,7 @@ def adjust(
     z = z.at[spare(row.bias_ids)].add(row.bias, mode="drop")
     early = history.generated < row.min_new
     z = z.at[spare(row.eos)].add(jnp.where(early, -jnp.inf, 0.0), mode="drop")
-    return jnp.where(constraint.mask(jnp.maximum(history.state, 0)), z, -jnp.inf)
+    return jnp.where(constraint.mask(history.state), z, -jnp.inf)
 
 
 def support(z: Float[Array, "vocab"], row: SamplingRow) -> Bool[Array, "vocab"]:
@@ -52,7 +52,8 @@ def support(z: Float[Array, "vocab"], row: SamplingRow) -> Bool[Array, "vocab"]:
 
 def log_probs(z: Float[Array, "vocab"], row: SamplingRow) -> Float[Array, "vocab"]:
     """The log of the law that a row's token is drawn from; for temperature 0 the point mass on the argmax."""
-    drawn = jnp.where(support(z, row), z, -jnp.inf) / jnp.where(row.sampled, row.temperature, 1.0)
+    scaled = (z - reduce.peak(z)) / jnp.where(row.sampled, row.temperature, 1.0)
+    drawn = jnp.where(support(z, row), scaled, -jnp.inf)
     drawn = drawn - reduce.log_sum_exp(drawn)
     greedy = jnp.where(jnp.arange(z.shape[0]) == reduce.argmax(z), 0.0, -jnp.inf)
     return jnp.where(row.sampled, drawn, greedy)

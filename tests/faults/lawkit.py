@@ -93,6 +93,7 @@ def sample(
     grammar: Grammar | None = None,
     requests: Requests | None = None,
     max_rounds: int = kit.ALL,
+    order: Any = slice(None),
 ) -> tuple[np.ndarray, EngineState]:
     """Texts [calls x ROWS, n] of independent keys, -1 behind their end, and the last call's state."""
     transitions, start = grammar or (None, -1)
@@ -100,7 +101,7 @@ def sample(
     requests = requests or requests_of(e, sampling, n, prompt, eos=eos, constraint_start=start + 1)
     texts = []
     for keys in _keys(calls):
-        state = jax.device_get(kit.run_many(e, params, requests.replace(key=keys), max_rounds))
+        state = jax.device_get(kit.run_many(e, params, requests.replace(key=keys[order]), max_rounds))
         text = state.rows.tokens[:, len(prompt) : len(prompt) + n]
         written = np.arange(n) < (state.rows.length - len(prompt))[:, None]
         texts.append(np.where(written, text, -1))

@@ -64,6 +64,7 @@ def test_lists_become_hashable_and_lengths_are_filled_in():
         ({"sliding_window": 4096}, "sliding_window.*4096"),
         ({"model_type": "mistral"}, "sliding_window.*4096"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"layer_types": 5}, "layer_types is 5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*0.5"),
         ({"rope_interleaved": True}, "rope_interleaved"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),

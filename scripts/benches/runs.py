@@ -1,0 +1,76 @@
+"""What the benches on real prompts share: the prompts as token ids, and timed runs of a decoder."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from typing import Any
+
+from spec_jax.engine.decoder import Decoder, Result
+from spec_jax.models.load import LoadedTarget
+from spec_jax.sampling.settings import Sampling
+
+from . import prompts
+
+CLASSES = ("code-edit", "humaneval", "mtbench", "gsm8k", "summary")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One prompt in token ids."""
+
+    name: str
+    cls: str
+    ids: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --prompts, --tokens and --repeats."""
+    parser.add_argument("--prompts", type=int, default=4, metavar="N", help="prompts per class (4)")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="new tokens per prompt (128)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (3)")
+
+
+def quicken(args: argparse.Namespace) -> None:
+    """Make --quick mean a minute at most."""
+    if args.quick:
+        args.prompts, args.tokens, args.repeats = 1, min(args.tokens, 32), 1
+
+
+def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
+    """The prompts of all classes, in the model's chat format."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"--model: {args.model} has no tokenizer, which prompts in text need")
+    found = []
+    for cls in CLASSES:
+        for prompt in prompts.load(cls, args.prompts):
+            ids = tokenizer.encode(tokenizer.apply_chat(prompt.messages), special=False)
+            if len(ids) + args.tokens > args.max_len:
+                raise ValueError(
+                    f"--max-len: got {args.max_len}, takes at least {len(ids) + args.tokens} for {prompt.name}"
+                )
+            found.append(Case(prompt.name, cls, tuple(ids)))
+    return found
+
+
+def timed(decoder: Decoder, ids: tuple[int, ...], tokens: int, sampling: Sampling, key: int) -> tuple[Result, float, float]:
+    """A request's result, its seconds without prefill, and its seconds with it."""
+    start = time.perf_counter()
+    decoder.submit(ids, tokens, key=key, sampling=sampling)
+    decoder.prefill()
+    begin = time.perf_counter()
+    result = [update.result for update in decoder.run(chunk_rounds=1024) if update.result][-1]
+    end = time.perf_counter()
+    return result, end - begin, end - start
+
+
+def warm(decoder: Decoder, case: Case, sampling: Sampling) -> None:
+    """Compile every program and let the decoder measure its costs."""
+    timed(decoder, case.ids, 4, sampling, 0)
+
+
+def merge(counts: list[Any]) -> dict[str, int]:
+    """Replay counts added up, as a plain dict."""
+    return {f: sum(getattr(c, f) for c in counts) for f in ("equal", "near_tie", "different")}

@@ -1,0 +1,90 @@
+"""What generate, bench and audit share on the command line: which model, which configuration, which sampling."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from spec_jax import configs
+from spec_jax.engine.decoder import Decoder
+from spec_jax.engine.engine import Engine
+from spec_jax.models.load import LoadedTarget, load_target
+from spec_jax.sampling.settings import Sampling
+
+DRAFTERS = {
+    "none": "plain",
+    "ngram": "prompt_lookup",
+    "suffix": "suffix_decoding",
+    "recycling": "token_recycling",
+    "model": "coupled_draft_model",
+}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --model, --config, --drafter, --draft-model and --max-len."""
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2 (default), a .gguf file or a Hugging Face directory"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--config", metavar="NAME", help=f"a published system: {', '.join(configs.names())}")
+    which.add_argument("--drafter", choices=sorted(DRAFTERS), help="a drafter, with its usual settings")
+    parser.add_argument("--draft-model", metavar="PATH", help="the small model of a configuration that drafts with one")
+    parser.add_argument("--max-len", type=int, default=1024, metavar="N", help="longest text, prompt and answer (1024)")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sampling settings, under the names of `Sampling`."""
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--presence-penalty", type=float, default=0.0)
+    parser.add_argument("--frequency-penalty", type=float, default=0.0)
+    parser.add_argument("--min-new-tokens", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the request's key: the same seed gives the same text")
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """The settings given on the command line."""
+    names = {f.name for f in dataclasses.fields(Sampling)}
+    return Sampling(**{k: v for k, v in vars(args).items() if k in names})
+
+
+def config_of(args: argparse.Namespace, default: str) -> str:
+    """The name of the configuration asked for."""
+    return args.config or (DRAFTERS[args.drafter] if args.drafter else default)
+
+
+def build(args: argparse.Namespace, model: LoadedTarget, name: str, **engine_options: Any) -> tuple[Engine, Any]:
+    """The engine of a configuration and its drafter's parameters (None if it has none)."""
+    if args.max_len > model.max_position_embeddings:
+        raise ValueError(f"--max-len: got {args.max_len}, takes at most the model's {model.max_position_embeddings}")
+    draft = load_target(args.draft_model) if args.draft_model else None
+    if draft is not None and draft.tokenizer is not None and model.tokenizer is not None:
+        if draft.tokenizer.fingerprint() != model.tokenizer.fingerprint():
+            raise ValueError(
+                f"--draft-model: got {args.draft_model}, whose token ids mean other tokens than the target's"
+            )
+    engine = configs.build(name, model.target, args.max_len, draft_model=draft.target if draft else None)
+    return dataclasses.replace(engine, **engine_options), draft.params if draft else None
+
+
+def decoder(model: LoadedTarget, engine: Engine, drafter_params: Any = None, batch: int = 1) -> Decoder:
+    """A decoder of a loaded model."""
+    return Decoder(engine, model.params, drafter_params, model.tokenizer, batch, model.eos_token_ids)
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Run a script; what the user got wrong is one line on stderr and exit status 2, not a traceback."""
+    try:
+        main()
+    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)

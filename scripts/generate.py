@@ -1,0 +1,164 @@
+"""Answer a prompt with speculative decoding, streamed; the text is that of plain decoding for the same seed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+
+import choose  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+from spec_jax.engine.decoder import Decoder, Result  # noqa: E402
+from spec_jax.models.load import LoadedTarget, load_target  # noqa: E402
+
+_DEMO = '''Add type hints to the signature of this function. Return the whole function and change nothing else.
+
+```python
+def retry(task, attempts=3, delay=0.5, backoff=2.0, on_error=None):
+    """Run a task until it succeeds or the attempts are used up.
+
+    The delay between attempts grows by the backoff factor. Every error
+    is handed to on_error, if it is given, and the last one is raised.
+    """
+    if attempts < 1:
+        raise ValueError("attempts must be at least 1")
+    for attempt in range(attempts):
+        try:
+            return task()
+        except Exception as error:
+            if on_error is not None:
+                on_error(attempt, error)
+            if attempt == attempts - 1:
+                raise
+            time.sleep(delay)
+            delay = delay * backoff
+```'''
+
+
+def main() -> None:
+    """Parse, load, stream, report."""
+    args = _parse()
+    console = Console(stderr=True, highlight=False)
+    prompt = _prompt(args)
+    settings = choose.sampling_of(args)
+    with console.status(f"loading {args.model}"):
+        model = load_target(args.model)
+        if model.tokenizer is None:
+            raise ValueError(f"--model: {args.model} has no tokenizer, which text needs")
+        ids = _encode(args, model, prompt)
+        name = choose.config_of(args, "suffix_decoding")
+        engine, drafter_params = choose.build(args, model, name)
+        decoder = choose.decoder(model, engine, drafter_params)
+    with console.status("compiling and measuring (the first run of a configuration takes longer)"):
+        _warm(decoder, ids)
+    quiet = args.json is not None and str(args.json) == "-"
+    result, seconds = _stream(decoder, ids, args, settings, not quiet)
+    report = _report(name, result, seconds)
+    if args.compare:
+        with console.status("the same prompt by plain decoding"):
+            plain_engine, _ = choose.build(argparse.Namespace(**{**vars(args), "draft_model": None}), model, "plain")
+            plain = choose.decoder(model, plain_engine)
+            _warm(plain, ids)
+            other, plain_seconds = _stream(plain, ids, args, settings, False)
+        report["plain"] = _report("plain", other, plain_seconds)
+        report["speedup"] = report["tokens_per_second"] / report["plain"]["tokens_per_second"]
+        report["same_text"] = result.tokens == other.tokens
+    _show(console, report)
+    if args.json is not None:
+        line = json.dumps({**report, "text": result.text, "tokens": result.tokens})
+        print(line) if quiet else Path(args.json).write_text(line + "\n")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("prompt", nargs="?", help="the prompt")
+    what.add_argument("--file", type=Path, help="a file that holds the prompt ('-' for standard input)")
+    what.add_argument("--demo", action="store_true", help="a code-edit prompt, compared with plain decoding")
+    choose.add_model_arguments(parser)
+    choose.add_sampling_arguments(parser)
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=None, metavar="N", help="budget (default: up to --max-len)"
+    )
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    parser.add_argument("--raw", action="store_true", help="no chat template: go on from the prompt as it stands")
+    parser.add_argument("--compare", action="store_true", help="run plain decoding too and print the ratio")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-': to stdout instead of the text)")
+    args = parser.parse_args()
+    args.compare = args.compare or args.demo
+    return args
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.demo:
+        return _DEMO
+    if args.file is None:
+        return args.prompt
+    return sys.stdin.read() if str(args.file) == "-" else args.file.read_text()
+
+
+def _encode(args: argparse.Namespace, model: LoadedTarget, prompt: str) -> list[int]:
+    assert model.tokenizer is not None
+    if not prompt:
+        raise ValueError("prompt: got an empty text, takes at least one character")
+    if args.raw or model.tokenizer.chat_template is None:
+        return model.tokenizer.encode(prompt)
+    return model.tokenizer.encode(model.tokenizer.apply_chat([{"role": "user", "content": prompt}]), special=False)
+
+
+def _warm(decoder: Decoder, ids: list[int]) -> None:
+    """Compile all programs and measure the cost of a round, so that the run itself is timed alone."""
+    decoder.generate([ids], min(2, decoder.engine.max_len - len(ids)))
+
+
+def _stream(decoder: Decoder, ids: list[int], args: Any, settings: Any, show: bool) -> tuple[Result, float]:
+    """The result, and the seconds from the first chunk's start to the end (prefill left out, as for plain decoding)."""
+    decoder.submit(ids, args.max_new_tokens, key=args.seed, sampling=settings, stop_strings=args.stop)
+    decoder.prefill()
+    begin, result = time.perf_counter(), None
+    for update in decoder.run(chunk_rounds=4 if show else 64):
+        if show:
+            print(update.text, end="", flush=True)
+        result = update.result or result
+    seconds = time.perf_counter() - begin
+    if show:
+        print(flush=True)
+    assert result is not None
+    return result, seconds
+
+
+def _report(name: str, result: Result, seconds: float) -> dict[str, Any]:
+    return {
+        "config": name,
+        "finish": result.finish,
+        "new_tokens": len(result.tokens),
+        "seconds": seconds,
+        "tokens_per_second": len(result.tokens) / seconds,
+        "target_passes": result.counters["rounds"],
+        "acceptance_length": result.acceptance_length,
+    }
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    console.print(
+        f"[bold]{report['config']}[/bold]: {report['new_tokens']} tokens ({report['finish']}), "
+        f"[bold]{report['tokens_per_second']:.1f} tokens/s[/bold], acceptance length "
+        f"{report['acceptance_length']:.2f}, {report['target_passes']} target passes"
+    )
+    if "plain" in report:
+        plain = report["plain"]
+        console.print(
+            f"plain decoding: {plain['tokens_per_second']:.1f} tokens/s, {plain['target_passes']} target passes; "
+            f"speed-up [bold]{report['speedup']:.2f}[/bold]; same text: {'yes' if report['same_text'] else 'NO'}"
+        )
+
+
+if __name__ == "__main__":
+    choose.run(main)

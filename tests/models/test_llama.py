@@ -1,0 +1,258 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.models import llama
+from spec_jax.models.config import LlamaConfig
+from spec_jax.models.linear import Dense, LoRA, quantize_int8
+from spec_jax.tree import Tree, chain
+
+VARIANTS = {
+    "gqa": {"num_key_value_heads": 2},
+    "mha_untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    "mqa_biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    "head_dim": {"head_dim": 32},
+    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+}
+
+
+def reference(**changes):
+    """A small random transformers model and ours with the same weights."""
+    transformers = pytest.importorskip("transformers", reason="parity with transformers needs it")
+    torch = pytest.importorskip("torch", reason="parity with transformers needs torch")
+    torch.manual_seed(0)
+    fields = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+        **changes,
+    }
+    config = transformers.LlamaConfig(**fields)
+    model = transformers.LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    ours = LlamaConfig.from_hf(config.to_dict())
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return torch, model, ours, llama.from_tensors(ours, tensors)
+
+
+def their_logits(torch, model, tokens):
+    with torch.inference_mode():
+        return model(torch.tensor(np.asarray(tokens))).logits.numpy()
+
+
+def chain_tree(tokens):
+    return jax.vmap(chain)(tokens[:, 0], tokens[:, 1:], jnp.full(len(tokens), tokens.shape[1] - 1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant):
+    torch, model, config, params = reference(**VARIANTS[variant])
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 97, (2, 24)), jnp.int32)
+    target = llama.Llama(config)
+    output, _, _ = target.score(params, target.init_state(params, 2, 256), chain_tree(tokens))
+    np.testing.assert_allclose(output.logits, their_logits(torch, model, tokens), atol=1e-4)
+
+
+def test_ragged_prefill_then_steps_equal_transformers():
+    torch, model, config, params = reference()
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(0, 97, n) for n in (3, 17, 9)]
+    target, longest = llama.Llama(config), 17
+    padded = np.stack([np.pad(t, (0, longest - len(t)), constant_values=96) for t in texts])
+    state = target.init_state(params, 3, 64)
+    _, state = target.prefill(params, state, jnp.asarray(padded), jnp.asarray([len(t) for t in texts]))
+    for _ in range(3):
+        new = rng.integers(0, 97, 3)
+        tree = chain_tree(jnp.asarray(new[:, None]))
+        output, staged, state = target.score(params, state, tree)
+        state = target.commit(state, staged, jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32))
+        texts = [np.append(t, n) for t, n in zip(texts, new, strict=True)]
+        for row, text in enumerate(texts):
+            want = their_logits(torch, model, text[None])[0, -1]
+            np.testing.assert_allclose(output.logits[row, 0], want, atol=1e-4)
+
+
+def small(seed=0, layers=2, taps=()):
+    """A small random model of ours."""
+    config = LlamaConfig(61, 32, 48, layers, 4, 2, 8)
+    from spec_jax.models.checkpoint import required_tensors
+
+    rng = np.random.default_rng(seed)
+    tensors = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in required_tensors(config).items()}
+    return llama.Llama(config, taps), llama.from_tensors(config, tensors)
+
+
+def tree_of(parents, batch, seed=3):
+    tokens = np.random.default_rng(seed).integers(0, 61, (batch, len(parents)))
+    parent = jnp.broadcast_to(jnp.asarray(parents), tokens.shape)
+    return Tree(jnp.asarray(tokens, jnp.int32), parent, jnp.ones(tokens.shape, bool))
+
+
+PARENTS = (-1, 0, 0, 1, 1, 2, 4, 5)
+
+
+def prefilled(target, params, batch=2, slots=200, text=29):
+    tokens = jnp.asarray(np.random.default_rng(5).integers(0, 61, (batch, text)), jnp.int32)
+    state = target.init_state(params, batch, slots)
+    return tokens, target.prefill(params, state, tokens, jnp.asarray([text - 4 * i for i in range(batch)]))[1]
+
+
+def path_of(node):
+    path = [node]
+    while PARENTS[path[0]] >= 0:
+        path.insert(0, PARENTS[path[0]])
+    return path
+
+
+def test_tree_nodes_equal_their_own_chains():
+    target, params = small()
+    _, state = prefilled(target, params)
+    tree = tree_of(PARENTS, 2)
+    logits = target.score(params, state, tree)[0].logits
+    for node in range(len(PARENTS)):
+        own = chain_tree(tree.tokens[:, jnp.asarray(path_of(node))])
+        np.testing.assert_allclose(logits[:, node], target.score(params, state, own)[0].logits[:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize("node", range(len(PARENTS)))
+def test_committed_state_equals_a_fresh_run(node):
+    target, params = small()
+    tokens, state = prefilled(target, params)
+    tree = tree_of(PARENTS, 2)
+    _, staged, state = target.score(params, state, tree)
+    path = path_of(node)
+    padded = jnp.asarray([path + [0] * (8 - len(path))] * 2)
+    moved = target.commit(state, staged, padded, jnp.full(2, len(path)))
+    for row, start in enumerate((29, 25)):
+        text = jnp.concatenate([tokens[row, :start], tree.tokens[row, jnp.asarray(path)]])[None]
+        fresh = target.prefill(params, target.init_state(params, 1, 200), text, jnp.asarray([text.shape[1]]))[1]
+        assert int(moved.length[row]) == int(fresh.length[0]) == text.shape[1]
+        for got, want in zip((*moved.k, *moved.v), (*fresh.k, *fresh.v), strict=True):
+            np.testing.assert_allclose(got[row, :, : text.shape[1]], want[0, :, : text.shape[1]], atol=1e-5)
+
+
+def test_scoring_leaves_the_state_alone():
+    target, params = small()
+    _, state = prefilled(target, params)
+    _, _, after = target.score(params, state, tree_of(PARENTS, 2))
+    assert all(a is b for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
+
+
+def test_staged_scoring_extends_a_tree():
+    target, params = small()
+    _, state = prefilled(target, params)
+    tree = tree_of(PARENTS, 2)
+    whole, rows, _ = target.score(params, state, tree)
+    staged, parts = target.stage(state, 8), []
+    for start, n in ((0, 1), (1, 2), (3, 3), (6, 2)):
+        output, staged, _ = target.score(params, state, tree, staged, (start, n))
+        parts.append(output.logits)
+    np.testing.assert_allclose(jnp.concatenate(parts, 1), whole.logits, atol=1e-5)
+    for got, want in zip(jax.tree.leaves(staged), jax.tree.leaves(rows), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_stacked_layers_equal_a_tuple():
+    target, params = small(layers=3, taps=(0, 2, 3))
+    stacked = llama.stack_layers(params)
+    tree, outputs = tree_of(PARENTS, 2), []
+    for p in (params, stacked):
+        _, state = prefilled(target, p)
+        output, staged, state = target.score(p, state, tree)
+        path = jnp.asarray([[0, 1, 4, 6]] * 2)
+        state = target.commit(state, target.widen(staged, 12), path, jnp.asarray([4, 2]))
+        state = target.insert(state, jnp.asarray([1, 7]), target.take(state, jnp.asarray([0, 0])))
+        after = target.score(p, target.release(state, jnp.asarray([0])), tree)[0].logits
+        outputs.append((output.logits, output.features, after))
+    for a, b in zip(*outputs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert outputs[0][1].shape == (2, 8, 3, 32)
+
+
+def test_taps_are_hidden_states_as_transformers_counts_them():
+    torch, model, config, params = reference()
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 97, (1, 9)), jnp.int32)
+    target = llama.Llama(config, taps=(0, 1, 2))
+    features = target.score(params, target.init_state(params, 1, 32), chain_tree(tokens))[0].features
+    with torch.inference_mode():
+        hidden = model(torch.tensor(np.asarray(tokens)), output_hidden_states=True).hidden_states
+    for i in range(3):
+        np.testing.assert_allclose(features[0, :, i], hidden[i][0].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("length", (1, 127, 128, 129, 300))
+def test_long_prefixes_in_chunks_equal_one_softmax(length):
+    from spec_jax.models.attention import tree_attention
+
+    rng = np.random.default_rng(length)
+    n, slots = 16, 333
+    q = jnp.asarray(rng.normal(size=(2, n, 4, 8)), jnp.float32)
+    cache = [jnp.asarray(rng.normal(size=(2, 2, slots, 8)), jnp.float32) for _ in range(2)]
+    tree = [jnp.asarray(rng.normal(size=(2, 2, n, 8)), jnp.float32) for _ in range(2)]
+    mask = jnp.asarray(np.tril(rng.random((2, n, n)) < 0.5) | np.eye(n, dtype=bool))
+    lengths = np.array([length, length // 2])
+    got = tree_attention(q, cache[0], cache[1], jnp.asarray(lengths), tree[0], tree[1], mask, 0.3)
+    keys, values = (np.concatenate(x, 2).repeat(2, axis=1) for x in zip(cache, tree, strict=True))
+    allowed = np.concatenate(
+        [np.broadcast_to((np.arange(slots) < lengths[:, None])[:, None], (2, n, slots)), np.asarray(mask)], 2
+    )
+    logits = np.einsum("bnhd,bhsd->bhns", np.asarray(q, np.float64), keys) * 0.3
+    weights = np.where(allowed[:, None], np.exp(logits), 0.0)
+    want = np.einsum("bhns,bhsd->bnhd", weights / weights.sum(-1, keepdims=True), values)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_linear_leaves():
+    rng = np.random.default_rng(0)
+    x, kernel = jnp.asarray(rng.normal(size=(3, 16))), jnp.asarray(rng.normal(size=(16, 8)))
+    dense = Dense(kernel, jnp.asarray(rng.normal(size=8)))
+    a, b = jnp.asarray(rng.normal(size=(16, 2))), jnp.asarray(rng.normal(size=(2, 8)))
+    merged = dataclasses.replace(dense, kernel=kernel + 0.5 * a @ b)
+    np.testing.assert_allclose(LoRA(dense, a, b, jnp.float32(0.5))(x), merged(x), atol=1e-4)
+    rounded = quantize_int8(dense)
+    step = np.abs(np.asarray(kernel)).max(0) / 127
+    assert (np.abs(np.asarray(rounded.kernel * rounded.scale - kernel)) <= step / 2 + 1e-6).all()
+    np.testing.assert_allclose(rounded(x), Dense(rounded.kernel * rounded.scale, dense.bias)(x), atol=1e-4)
+
+
+def test_quantised_and_lora_leaves_run_in_the_model():
+    target, params = small()
+    layer = params.layers[0]
+    zero = LoRA(layer.q, jnp.ones((32, 2)), jnp.zeros((2, 32)), jnp.float32(1.0))
+    swapped = dataclasses.replace(params, layers=(dataclasses.replace(layer, q=zero), *params.layers[1:]))
+    _, state = prefilled(target, params)
+    tree = tree_of(PARENTS, 2)
+    want = target.score(params, state, tree)[0].logits
+    np.testing.assert_allclose(target.score(swapped, state, tree)[0].logits, want, atol=1e-6)
+    low = dataclasses.replace(layer, up=quantize_int8(layer.up))
+    low = dataclasses.replace(params, layers=(low, *params.layers[1:]))
+    assert 0 < float(jnp.abs(target.score(low, state, tree)[0].logits - want).max()) < 0.5
