@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
 
 import choose  # noqa: E402
+
 from benches import decode, peers, text  # noqa: E402
 
 _COMMANDS = {"decode": decode, "text": text, "peers": peers}

@@ -1,9 +1,9 @@
 """Counter-based Gumbel noise, keyed by (request key, position, token).
 
 The token at text position t is argmax over v of z(v) + T * G(key, t, v). The noise depends on nothing else: not on the
-drafter, the tree, the batch slot, or how far an earlier round got. Drafters share it to propose what the target is about
-to choose. The generator is threefry2x32 with 20 rounds (Salmon et al., SC 2011), one block per token, elementwise over
-an iota, so that it fuses, shards, and can be drawn for a subset of tokens. Changing it is a major version.
+drafter, the tree, the batch slot, or how far an earlier round got. Drafters share it to propose what the target is
+about to choose. The generator is threefry2x32 with 20 rounds (Salmon et al., SC 2011), one block per token, elementwise
+over an iota, so that it fuses, shards, and can be drawn for a subset of tokens. Changing it is a major version.
 """
 
 from __future__ import annotations

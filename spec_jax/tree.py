@@ -6,6 +6,7 @@ in which every node's parent is the node before it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import flax.struct
@@ -20,8 +21,8 @@ Proposal = Literal["point", "coupled", "sampled"]
 class Tree:
     """A draft tree for one sequence (or [B, N] for a batch).
 
-    parent[i] < i for every node but the root, whose parent is -1. A node counts only where `valid` holds; a valid node's
-    parent is valid.
+    parent[i] < i for every node but the root, whose parent is -1. A node counts only where `valid` holds; a valid
+    node's parent is valid.
     """
 
     tokens: Int[Array, "*b n"]
@@ -44,9 +45,9 @@ class Law:
 class Draft:
     """What a drafter proposes.
 
-    proposal says how the tokens came about, and a rule that needs another kind refuses the draft:
-    "point": chosen by a score; "coupled": the drafter's own choice under the position's noise; "sampled": an independent
-    draw from `law`. confidence[i] is the drafter's estimate that node i is accepted if its parent is (1.0 for the root).
+    proposal says how the tokens came about, and a rule that needs another kind refuses the draft: "point": chosen by a
+    score; "coupled": the drafter's own choice under the position's noise; "sampled": an independent draw from `law`.
+    confidence[i] is the drafter's estimate that node i is accepted if its parent is (1.0 for the root).
     """
 
     tree: Tree
@@ -84,4 +85,4 @@ def first(draft: Draft, n: int) -> Draft:
     cut = lambda x: x[..., :n]  # noqa: E731
     tree = jax.tree.map(cut, draft.tree)
     law = None if draft.law is None else jax.tree.map(lambda x: x[..., :n, :], draft.law)
-    return draft.replace(tree=tree, confidence=cut(draft.confidence), law=law)
+    return dataclasses.replace(draft, tree=tree, confidence=cut(draft.confidence), law=law)

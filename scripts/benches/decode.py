@@ -14,6 +14,7 @@ from collections import defaultdict
 from typing import Any
 
 import choose
+
 from spec_jax.audit.replay import replay
 from spec_jax.models.load import load_target
 from spec_jax.sampling.settings import Sampling
@@ -45,7 +46,9 @@ def run(args: argparse.Namespace) -> None:
     for decoder in (fast, plain):
         runs.warm(decoder, cases[0], settings)
     if fast.cost is not None:
-        relative = [f"{n}: {s / fast.cost.seconds[0]:.2f}" for n, s in zip(fast.cost.nodes, fast.cost.seconds, strict=True)]
+        relative = [
+            f"{n}: {s / fast.cost.seconds[0]:.2f}" for n, s in zip(fast.cost.nodes, fast.cost.seconds, strict=True)
+        ]
         print("relative cost of a round by width:", ", ".join(relative), file=sys.stderr)
     before = fast.programs + plain.programs
 
@@ -61,7 +64,9 @@ def run(args: argparse.Namespace) -> None:
         print(f"run {repeat + 1} of {args.repeats} done", file=sys.stderr)
     recompiles = fast.programs + plain.programs - before
 
-    classes = {cls: _class(args, model, settings, [c for c in cases if c.cls == cls], seconds, results) for cls in runs.CLASSES}
+    classes = {
+        cls: _class(args, model, settings, [c for c in cases if c.cls == cls], seconds, results) for cls in runs.CLASSES
+    }
     overhead = {
         "greedy": round_overhead(engine, fast.params, cases[0].ids, Sampling(), args.quick),
         "sampled": round_overhead(engine, fast.params, cases[0].ids, SAMPLED, args.quick),
@@ -75,7 +80,9 @@ def run(args: argparse.Namespace) -> None:
     output.finish(result, schema.load("decode"), args, _plot)
 
 
-def _class(args: Any, model: Any, settings: Sampling, cases: list[runs.Case], seconds: Any, results: Any) -> dict[str, Any]:
+def _class(
+    args: Any, model: Any, settings: Sampling, cases: list[runs.Case], seconds: Any, results: Any
+) -> dict[str, Any]:
     total = {side: sum(statistics.median(seconds[side, c.name]) for c in cases) for side in ("plain", "fast")}
     tokens = {side: sum(len(results[side, c.name].tokens) for c in cases) for side in ("plain", "fast")}
     passes = sum(results["fast", c.name].counters["rounds"] for c in cases)

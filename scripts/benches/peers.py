@@ -16,6 +16,7 @@ from typing import Any
 
 import choose
 import numpy as np
+
 from spec_jax.models.load import LoadedTarget, load_target
 from spec_jax.sampling.settings import Sampling
 
@@ -46,10 +47,10 @@ def run(args: argparse.Namespace) -> None:
     for repeat in range(args.repeats):
         for case in cases:
             for name, decoder in ours.items():
-                result, without, whole = runs.timed(decoder, case.ids, args.tokens, Sampling(), 0)
+                done, without, whole = runs.timed(decoder, case.ids, args.tokens, Sampling(), 0)
                 seconds[name, False, case.name].append(without)
                 seconds[name, True, case.name].append(whole)
-                tokens[name, case.name] = len(result.tokens)
+                tokens[name, case.name] = len(done.tokens)
             for name, options in theirs.items():
                 count, without, whole = peer.timed(case.ids, args.tokens, options)
                 seconds[name, False, case.name].append(without)
@@ -61,7 +62,10 @@ def run(args: argparse.Namespace) -> None:
         spent = sum(statistics.median(seconds[name, prefill, c.name]) for c in cases)
         return sum(tokens[name, c.name] for c in cases) / spent
 
-    pairs = {"plain_vs_transformers": ("plain", "transformers"), "speculative_vs_prompt_lookup": ("speculative", "prompt_lookup")}
+    pairs = {
+        "plain_vs_transformers": ("plain", "transformers"),
+        "speculative_vs_prompt_lookup": ("speculative", "prompt_lookup"),
+    }
     result: dict[str, Any] = {key: rate(a, False) / rate(b, False) for key, (a, b) in pairs.items()}
     result |= {f"{key}_with_prefill": rate(a, True) / rate(b, True) for key, (a, b) in pairs.items()}
     result["tokens_per_second"] = {name: rate(name, False) for name in (*ours, *theirs)}
@@ -94,7 +98,7 @@ class _Transformers:
             max_position_embeddings=c.max_position_embeddings,
             tie_word_embeddings=True,
         )
-        self._model = LlamaForCausalLM(config).eval()
+        self._model: Any = LlamaForCausalLM(config).eval()
         tensor = lambda x: torch.from_numpy(np.array(x))  # noqa: E731
         weights = {"model.embed_tokens.weight": tensor(p.embedding).T, "model.norm.weight": tensor(p.norm)}
         assert isinstance(p.layers, tuple)

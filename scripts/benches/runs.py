@@ -55,7 +55,9 @@ def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
     return found
 
 
-def timed(decoder: Decoder, ids: tuple[int, ...], tokens: int, sampling: Sampling, key: int) -> tuple[Result, float, float]:
+def timed(
+    decoder: Decoder, ids: tuple[int, ...], tokens: int, sampling: Sampling, key: int
+) -> tuple[Result, float, float]:
     """A request's result, its seconds without prefill, and its seconds with it."""
     start = time.perf_counter()
     decoder.submit(ids, tokens, key=key, sampling=sampling)

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import choose
+
 from spec_jax.audit.replay import Replay, replay
 from spec_jax.models.load import load_target
 from spec_jax.sampling.settings import Sampling
@@ -38,7 +39,9 @@ def run(args: argparse.Namespace) -> None:
     for batch in (1, 4):
         decoder = choose.decoder(model, engine, drafter_params, batch)
         for name, sampling in _SETTINGS.items():
-            ids = [decoder.submit(c.ids, args.tokens, key=args.seed + i, sampling=sampling)[0] for i, c in enumerate(cases)]
+            ids = [
+                decoder.submit(c.ids, args.tokens, key=args.seed + i, sampling=sampling)[0] for i, c in enumerate(cases)
+            ]
             done = {u.id: u.result for u in decoder.run(64) if u.result is not None}
             by_class = {cls: Replay(0, 0, 0) for cls in runs.CLASSES}
             for i, (case, id) in enumerate(zip(cases, ids, strict=True)):

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from spec_jax.audit.replay import chain_logits
 from spec_jax.engine import loop, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request
+from spec_jax.engine.state import EngineState
 from spec_jax.sampling import history, transform
 from spec_jax.sampling.constraint import from_transitions
 from spec_jax.sampling.settings import Sampling, to_row
@@ -63,21 +63,24 @@ def check_law(
     allowed = np.full((1, vocab), -1)
     allowed[0, list(tokens)] = 0
     constraint = from_transitions(allowed)
-    params = params.replace(constraint=constraint)
+    params = dataclasses.replace(params, constraint=constraint)
     exact = exact_law(engine, params, prompt, tokens, length, sampling)
     one = request(engine, prompt, length, sampling=sampling, constraint_start=1)
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), one)
 
+    start = jax.jit(rows.init, static_argnums=0)(engine, params, many)
+
     @jax.jit
-    def run(params: EngineParams, seed: Array) -> tuple[Array, Array, Array]:
+    def run(params: EngineParams, start: EngineState, seed: Array) -> tuple[Array, Array, Array]:
         keys = jax.random.bits(jax.random.key(seed), (batch, 2), jnp.uint32)
-        rows_ = loop.decode(engine, params, rows.init(engine, params, many.replace(key=keys))).rows
-        drawn = lax.dynamic_slice_in_dim(rows_.tokens, len(prompt), length, axis=1)
-        return drawn, rows_.counters.drafted.sum(), rows_.counters.accepted.sum()
+        state = dataclasses.replace(start, rows=dataclasses.replace(start.rows, key=keys))
+        after = loop.decode(engine, params, state).rows
+        drawn = lax.dynamic_slice_in_dim(after.tokens, len(prompt), length, axis=1)
+        return drawn, after.counters.drafted.sum(), after.counters.accepted.sum()
 
     strings, drafted, accepted = [], 0, 0
     for i in range(-(-draws // batch)):
-        drawn, d, a = run(params, jnp.uint32(seed + i))
+        drawn, d, a = run(params, start, jnp.uint32(seed + i))
         strings.append(np.asarray(drawn))
         drafted, accepted = drafted + int(d), accepted + int(a)
     drawn = np.concatenate(strings)[:draws]
@@ -101,7 +104,7 @@ def exact_law(
 
     @jax.jit
     def law(text: Array, size: Array) -> Array:
-        logits = chain_logits(engine.target, params.target, text, 1)[size - 1]
+        logits = chain_logits(engine.target, params.target, text, 16)[size - 1]
         past = history.from_text(text, jnp.int32(len(prompt)), size, jnp.int32(1), logits.shape[0])
         return transform.log_probs(transform.adjust(logits, row, past, params.constraint), row)
 
@@ -126,7 +129,7 @@ def chi_square(observed: np.ndarray, exact: np.ndarray) -> float:
         o.append(observed[~big].sum())
         e.append(expected[~big].sum())
     statistic = sum((a - b) ** 2 / b for a, b in zip(o, e, strict=True))
-    return _chi_square_tail(statistic, len(o) - 1)
+    return _chi_square_tail(float(statistic), len(o) - 1)
 
 
 def _chi_square_tail(x: float, df: int) -> float:

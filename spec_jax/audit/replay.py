@@ -52,9 +52,9 @@ def replay(
     """Check emitted text against the target alone, without the engine.
 
     The text is scored in chains of `width` nodes. A token that is not the choice there is a near tie if the two stand
-    closer than twice the logit difference between the two widths at that position, in noisy logits or in distance to the
-    edge of the truncation; floating point explains those. Everything else is `different`. max_len pads the text, so that
-    texts of all lengths share one program.
+    closer than twice the logit difference between the two widths at that position, in noisy logits or in distance to
+    the edge of the truncation; floating point explains those. Everything else is `different`. max_len pads the text, so
+    that texts of all lengths share one program.
     """
     sampling, text = sampling or Sampling(), [*prompt, *emitted]
     if not emitted:
@@ -80,9 +80,7 @@ def replay(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def chain_logits(
-    target: Target, params: Any, tokens: Int[Array, "text"], width: int
-) -> Float[Array, "text vocab"]:
+def chain_logits(target: Target, params: Any, tokens: Int[Array, "text"], width: int) -> Float[Array, "text vocab"]:
     """Next-token logits behind every token of a text, scored in chains of `width` nodes."""
     blocks = -(-tokens.shape[0] // width)
     padded = jnp.pad(tokens, (0, blocks * width - tokens.shape[0])).reshape(blocks, 1, width)
@@ -139,7 +137,8 @@ def _near(text: _Position, logits: Array, others: Array) -> Array:
         ease = slack / jnp.where(row.sampled, row.temperature, 1.0)
 
         def kept(token: Array, sign: int) -> Array:
-            edge = row.replace(
+            edge = dataclasses.replace(
+                row,
                 top_p=jnp.where(row.top_p < 1, row.top_p * jnp.exp(2 * sign * ease), 1.0),
                 min_p=row.min_p * jnp.exp(-sign * ease),
             )

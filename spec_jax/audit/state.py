@@ -23,8 +23,8 @@ from spec_jax.tree import Tree
 class StateReport:
     """What the state check found.
 
-    rounds were run with the accepted counts listed; text_equal: the text was plain decoding's in all of them; error: the
-    largest logit difference, over probe tokens scored from the speculative state and from a fresh one.
+    rounds were run with the accepted counts listed; text_equal: the text was plain decoding's in all of them; error:
+    the largest logit difference, over probe tokens scored from the speculative state and from a fresh one.
     """
 
     accepted: tuple[tuple[int, ...], ...]

@@ -29,10 +29,11 @@ class Calibration:
 class Throughput:
     """Verifies the width with the most expected tokens per unit of cost, summed over the batch's running rows.
 
-    A node's chance is the product of calibrated confidences on its root path. Calibration is learned in the run, shared by
-    all rows: a bin of confidence holds how often nodes of that confidence were accepted, weighed against the drafter's own
-    estimate, which counts as `prior` nodes. A node teaches once its parent is accepted, whether it was verified or not,
-    since the emitted token tells what the target wanted there. So a drafter that was given up on can be taken up again.
+    A node's chance is the product of calibrated confidences on its root path. Calibration is learned in the run,
+    shared by all rows: a bin of confidence holds how often nodes of that confidence were accepted, weighed against
+    the drafter's own estimate, which counts as `prior` nodes. A node teaches once its parent is accepted, whether it
+    was verified or not, since the emitted token tells what the target wanted there. So a drafter that was given up on
+    can be taken up again.
 
     Attributes:
         prior: weight of the drafter's own estimate, in nodes.
@@ -68,7 +69,7 @@ class Throughput:
         widths: tuple[int, ...],
     ) -> Int[Array, ""]:
         """The index of the best width; the narrowest of equals."""
-        chance = path_probability(draft.replace(confidence=self.calibrated(state, draft.confidence)))
+        chance = path_probability(dataclasses.replace(draft, confidence=self.calibrated(state, draft.confidence)))
         gained = jnp.cumsum(jnp.where(active[:, None], chance, 0.0).sum(0))
         return jnp.argmax(gained[jnp.asarray(widths) - 1] / cost).astype(jnp.int32)
 
@@ -94,7 +95,7 @@ class Throughput:
 
 
 def _outcomes(tree: trees.Tree, width: Array, verdict: Verdict) -> tuple[Array, Array]:
-    """For one row: which nodes' fate is known, and which of these were accepted or, unverified, had the emitted token."""
+    """Of one row: which nodes' fate is known, and which of them were accepted (unverified: were what was emitted)."""
     index, step = jnp.arange(tree.parent.shape[0]), jnp.arange(verdict.path.shape[0])
     on_path = ((index[:, None] == verdict.path) & (step <= verdict.accepted)).any(-1)
     known = (tree.parent >= 0) & tree.valid & on_path[jnp.maximum(tree.parent, 0)]

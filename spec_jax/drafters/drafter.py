@@ -19,8 +19,9 @@ from spec_jax.tree import Draft, Tree
 class Context:
     """What a drafter may look at. All of it is known before any token that is now to be drafted.
 
-    tokens [B, L] with `length` valid entries a row, the last of which is the anchor; room is how many tokens the row may
-    still emit; state is the constraint's state; sampled and adjusted say whether any row needs noise or adjusted logits.
+    tokens [B, L] with `length` valid entries a row, the last of which is the anchor; room is how many tokens the row
+    may still emit; state is the constraint's state; sampled and adjusted say whether any row needs noise or adjusted
+    logits.
     """
 
     tokens: Int[Array, "b text"]
@@ -126,4 +127,3 @@ class Stateless:
     def release(self, state: tuple[()], rows: Array, tokens: Array, length: Array) -> tuple[()]:
         """No rows to empty."""
         return state
-

@@ -1,4 +1,4 @@
-"""How far a text's end agrees with what stands before each place of a buffer: the search behind all retrieval drafters."""
+"""How far a text's end agrees with what stands before each place of a buffer: the search behind retrieval drafters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def suffix(tokens: Int[Array, "text"], length: Int[Array, ""], size: int) -> Int
 def match_lengths(buffer: Int[Array, "n"], end: Int[Array, "size"], ring: bool = False) -> Int[Array, "n"]:
     """For every place i, how many of buffer[i], buffer[i - 1], .. equal end[0], end[1], ..; at most `size`.
 
-    ring: the place before the first is the last.
+    ring: before the first place stands the last one; the buffer must then hold more than `size` tokens.
     """
     n, size = buffer.shape[0], end.shape[0]
     before = buffer[n - size :] if ring else jnp.full(size, NO_TOKEN, buffer.dtype)
@@ -32,7 +32,25 @@ def match_lengths(buffer: Int[Array, "n"], end: Int[Array, "size"], ring: bool =
     return length
 
 
+def best(agreed: Int[Array, "n"], count: int) -> tuple[Int[Array, "count"], Int[Array, "count"]]:
+    """The greatest match lengths and their places, of equals the later first; length 0 where there are no more."""
+    n = agreed.shape[0]
+    key = jnp.where(agreed > 0, agreed * n + jnp.arange(n, dtype=jnp.int32), 0)
+    keys = []
+    for _ in range(count):
+        keys.append(jnp.max(key))
+        key = jnp.where(key == keys[-1], 0, key)
+    found = jnp.stack(keys)
+    return found // n, found % n
+
+
 def continuation(tokens: Int[Array, "text"], length: Int[Array, ""], at: Int[Array, ""], k: int) -> Int[Array, "k"]:
-    """The k tokens behind place `at` < length - 1 of a text, going on with these tokens themselves where the text ends."""
+    """The k tokens behind place `at` < length - 1 of a text; where the text ends, they go on with themselves."""
     period = jnp.maximum(length - 1 - at, 1)
     return tokens[jnp.clip(at + 1 + jnp.arange(k) % period, 0, tokens.shape[0] - 1)]
+
+
+def ring_continuation(store: Int[Array, "n"], at: Int[Array, ""], k: int) -> Int[Array, "k"]:
+    """The k tokens behind place `at` of a ring, NO_TOKEN from the first NO_TOKEN on."""
+    behind = store[(at + 1 + jnp.arange(k)) % store.shape[0]]
+    return jnp.where(jnp.cumprod(behind != NO_TOKEN) > 0, behind, NO_TOKEN)

@@ -19,8 +19,8 @@ from spec_jax.tree import Draft
 class NGram(Stateless):
     """Drafts a chain of up to k tokens from the most recent earlier occurrence of the text's last n tokens.
 
-    The longest n from n_max down to n_min that occurs at all decides. An occurrence that reaches the end of the text goes
-    on with the draft itself, so a text that repeats itself is drafted at full length.
+    The longest n from n_max down to n_min that occurs at all decides. An occurrence that reaches the end of the text
+    goes on with the draft itself, so a text that repeats itself is drafted at full length.
     """
 
     k: int = 7
@@ -31,7 +31,7 @@ class NGram(Stateless):
         """Check the settings."""
         for name in ("k", "n_max", "n_min"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: got {value!r}, takes an integer of at least 1")
         if self.n_min > self.n_max:
             raise ValueError(f"n_min: got {self.n_min}, takes at most n_max, which is {self.n_max}")

@@ -1,4 +1,4 @@
-"""A drafter that follows a script: known text with planted errors, to force any accepted count. For audits and tests."""
+"""A drafter that follows a script: known text with planted errors that force any accepted count, for audits."""
 
 from __future__ import annotations
 

@@ -30,9 +30,10 @@ class SmallModelState:
 class SmallModel:
     """Drafts a chain of k tokens with another model of the same vocabulary (arXiv 2211.17192, 2302.01318).
 
-    "coupled": each token is the model's own argmax of z + T G under the target's noise of that position, so that sampled
-    drafts agree with the target as often as greedy ones (verify with `match`). "sampled": each token is drawn by an
-    independent stream and the draft carries its laws (verify with `rejection`). The row's transforms apply either way.
+    "coupled": each token is the model's own argmax of z + T G under the target's noise of that position, so that
+    sampled drafts agree with the target as often as greedy ones (verify with `match`). "sampled": each token is drawn
+    by an independent stream and the draft carries its laws (verify with `rejection`). The row's transforms apply either
+    way.
 
     The model scores every drafted token, the last one too, so that its state can follow any verdict. max_len and block
     fix the state's size and must be at least the engine's.
@@ -80,7 +81,7 @@ class SmallModel:
         else:
             path = jnp.minimum(committed.path, self.k)
             model = self.model.commit(state.model, state.staged, path, committed.length)
-        return state.replace(model=model)
+        return dataclasses.replace(state, model=model)
 
     def propose(self, params: Any, state: SmallModelState, context: Context) -> tuple[Draft, SmallModelState]:
         """The chain, and the state with its rows staged."""
@@ -115,15 +116,17 @@ class SmallModel:
             law=None if laws is None else Law(laws),
             proposal=self.mode,
         )
-        return draft, state.replace(staged=staged)
+        return draft, dataclasses.replace(state, staged=staged)
 
     def insert(self, state: SmallModelState, rows: Int[Array, "r"], other: SmallModelState) -> SmallModelState:
         """Rows replaced."""
-        return state.replace(model=self.model.insert(state.model, rows, self.model.materialize(other.model)))
+        return dataclasses.replace(
+            state, model=self.model.insert(state.model, rows, self.model.materialize(other.model))
+        )
 
     def release(self, state: SmallModelState, rows: Array, tokens: Array, length: Array) -> SmallModelState:
         """Rows emptied."""
-        return state.replace(model=self.model.release(state.model, rows))
+        return dataclasses.replace(state, model=self.model.release(state.model, rows))
 
     def _choose(self, logits: Array, past: Any, context: Context, i: Array) -> tuple[Array, Array, Array]:
         """Each row's token, the log of its law, and the law's peak: what is known of the token before it is drawn."""

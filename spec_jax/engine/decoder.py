@@ -143,7 +143,7 @@ class Decoder:
     @property
     def programs(self) -> int:
         """Number of compiled programs so far; constant once each kind of call has been made."""
-        return sum(f._cache_size() for f in (self._prefill, self._place, self._close, self._release, self._decode))
+        return sum(_compiled(f) for f in (self._prefill, self._place, self._close, self._release, self._decode))
 
     def submit(
         self,
@@ -161,9 +161,9 @@ class Decoder:
     ) -> list[int]:
         """Queue a prompt, to be sampled n times; returns the requests' ids.
 
-        A prompt in text is encoded as it stands (see `Tokenizer.apply_chat`). Sample i has key `noise.sample_key(key, i)`.
-        stop_strings are looked for in the text at chunk edges, stops (token sequences) inside the compiled program.
-        `generated` goes on from tokens that an earlier run emitted.
+        A prompt in text is encoded as it stands (see `Tokenizer.apply_chat`). Sample i has the key
+        `noise.sample_key(key, i)`. stop_strings are looked for in the text at chunk edges, stops (token sequences)
+        inside the compiled program. `generated` goes on from tokens that an earlier run emitted.
 
         Raises:
             ValueError: for anything that does not fit the engine, naming the argument; nothing is queued then.
@@ -173,7 +173,7 @@ class Decoder:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompt: got text, takes token ids (the decoder has no tokenizer)")
-            prompt = self.tokenizer.encode(prompt)
+            prompt = list(self.tokenizer.encode(prompt))
         if stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings: got strings, takes none (the decoder has no tokenizer)")
         if isinstance(stop_strings, str) or not all(isinstance(s, str) and s for s in stop_strings):
@@ -202,7 +202,7 @@ class Decoder:
         return [job.id for job in jobs]
 
     def run(self, chunk_rounds: int = 16) -> Iterator[Update]:
-        """Serve what is queued until nothing is left; yields what each chunk brought. Requests may be added meanwhile."""
+        """Serve what is queued until nothing is left; yields what each chunk brought. Requests may be added between."""
         if not isinstance(chunk_rounds, int) or chunk_rounds < 1:
             raise ValueError(f"chunk_rounds: got {chunk_rounds!r}, takes an integer of at least 1")
         while self.busy:
@@ -218,7 +218,7 @@ class Decoder:
         self._fill()
         if self._cost is None:
             self._cost = measure_cost(self.engine, self.params, self._state, self._decode)
-            self.params = self.params.replace(cost=self._cost.at(self.engine.widths))
+            self.params = dataclasses.replace(self.params, cost=self._cost.at(self.engine.widths))
         self._state = self._decode(self.params, self._state, chunk_rounds)
         return self._collect()
 
@@ -255,7 +255,15 @@ class Decoder:
         if self._waiting:
             raise ValueError(f"save: got {len(self._waiting)} waiting requests, takes running ones only; step first")
         jobs = [
-            None if job is None else {"id": job.id, "prompt": job.prompt, "stop_strings": job.stop_strings, "sent": job.sent, "shown": job.shown}
+            None
+            if job is None
+            else {
+                "id": job.id,
+                "prompt": job.prompt,
+                "stop_strings": job.stop_strings,
+                "sent": job.sent,
+                "shown": job.shown,
+            }
             for job in self._slots
         ]
         save(path, self.engine, self._state, {"jobs": jobs, "next_id": self._next_id})
@@ -269,7 +277,7 @@ class Decoder:
         for slot, job in enumerate(notes["jobs"]):
             if job is None:
                 continue
-            arrays = jax.tree.map(lambda x: x[slot : slot + 1], _as_requests(state))
+            arrays = jax.tree.map(lambda x, slot=slot: x[slot : slot + 1], _as_requests(state))
             new = _Job(job["id"], tuple(job["prompt"]), arrays, job["id"], tuple(job["stop_strings"]), sent=job["sent"])
             self._start_text(new)
             if new.text is not None:
@@ -337,8 +345,12 @@ class Decoder:
         return updates
 
 
+def _compiled(f: Any) -> int:
+    return f._cache_size()
+
+
 def _visible(emitted: list[int], reason: Finish, stops: list[list[int]]) -> int:
-    """How many tokens belong to the text: not a final end-of-sequence token, nor a stop sequence or what may become one."""
+    """How many tokens belong to the text: not a final end-of-sequence token, nor a stop sequence or a start of one."""
     if reason == Finish.RUNNING:
         return len(emitted) - held_back(emitted, stops)
     if reason == Finish.EOS:

@@ -1,4 +1,4 @@
-"""The static side of an engine: which pieces, which sizes. Everything that is traced stands in EngineParams and EngineState."""
+"""The static side of an engine: which pieces, which sizes. What is traced stands in EngineParams and EngineState."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class Engine:
         if not self.widths:
             object.__setattr__(self, "widths", (nodes,))
         if list(self.widths) != sorted(set(self.widths)) or self.widths[0] < 1 or self.widths[-1] != nodes:
-            raise ValueError(f"widths: got {self.widths}, takes ascending node counts that end in the drafter's {nodes}")
+            raise ValueError(
+                f"widths: got {self.widths}, takes ascending node counts that end in the drafter's {nodes}"
+            )
         if vocab is not None and vocab != self.target.vocab_size:
             raise ValueError(
                 f"drafter: got one for {vocab} token ids, takes one for the target's {self.target.vocab_size}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -31,7 +32,7 @@ def measure_cost(
     seconds = np.zeros((repeats + 1, len(engine.widths)))
     for r in range(repeats + 1):
         for i in range(len(engine.widths)):
-            forced = params.replace(cost=jnp.full(len(engine.widths), _UNWANTED).at[i].set(1.0))
+            forced = dataclasses.replace(params, cost=jnp.full(len(engine.widths), _UNWANTED).at[i].set(1.0))
             copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
             begin = time.perf_counter()
             jax.block_until_ready(decode(forced, copy, 1))

@@ -38,8 +38,8 @@ def request(
         eos: end-of-sequence ids, any of which ends the text.
         stops: stop sequences of token ids, any of which ends the text when it has been generated as a whole.
         constraint_start: the constraint's first state for this request (`constraint.bank` returns it).
-        generated: tokens that an earlier run of this request already emitted and that did not end it; they count against
-            the budget.
+        generated: tokens that an earlier run of this request already emitted and that did not end it; they count
+            against the budget.
 
     Raises:
         ValueError: for anything that does not fit, naming the argument.
@@ -66,7 +66,9 @@ def request(
     if len(generated) > max_new_tokens:
         raise ValueError(f"generated: got {len(generated)} tokens, takes at most max_new_tokens {max_new_tokens}")
     if sampling.min_new_tokens > max_new_tokens:
-        raise ValueError(f"min_new_tokens: got {sampling.min_new_tokens}, takes at most max_new_tokens {max_new_tokens}")
+        raise ValueError(
+            f"min_new_tokens: got {sampling.min_new_tokens}, takes at most max_new_tokens {max_new_tokens}"
+        )
     if len(stops) > engine.max_stops:
         raise ValueError(f"stops: got {len(stops)} sequences, takes at most {engine.max_stops} (Engine.max_stops)")
     table = np.full((engine.max_stops, engine.max_stop_length), -1)
@@ -76,7 +78,9 @@ def request(
         table[i, -len(stop) :] = stop
     ended = _first_end(generated, eos, stops, sampling.min_new_tokens)
     if ended is not None:
-        raise ValueError(f"generated: got a text that an end-of-sequence token or a stop ends at token {ended}, takes an open one")
+        raise ValueError(
+            f"generated: got a text that an end-of-sequence token or a stop ends at token {ended}, takes an open one"
+        )
     words = noise.request_key(key)
     if words.shape != (2,):
         raise ValueError(f"key: got keys of shape {list(words.shape)}, takes one key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -45,7 +46,7 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
         next_token=jnp.where(keep > 0, last, anchor),
         path=verdict.path,
         taps=taps,
-        tree=draft.tree.replace(valid=_verified(draft, jnp.asarray(engine.widths)[which])),
+        tree=dataclasses.replace(draft.tree, valid=_verified(draft, jnp.asarray(engine.widths)[which])),
     )
     width = jnp.asarray(engine.widths)[which]
     return EngineState(
@@ -74,7 +75,7 @@ def context_of(rows: Rows, constraint: Constraint) -> Context:
 
 
 def verify_rows(engine: Engine, context: Context, draft: Draft, output: Output) -> Verdict:
-    """The rule on every row, in the cheapest of three programs that serves the batch: greedy, sampled, or adjusted too."""
+    """The rule on every row, in the cheapest of three programs that serves the batch: greedy, sampled, or adjusted."""
 
     def program(sampled: bool, adjusted: bool):
         def one(key, draft, logits, row, text, prompt_length, length, constraint_state):
@@ -119,10 +120,12 @@ def _merge(old: Any, changed: list[Array | None]) -> Any:
 
 
 def _within_room(draft: Draft, context: Context) -> Draft:
-    """Drop nodes that could not be emitted: deeper than the room less the bonus token, or in a row that has finished."""
+    """Drop nodes that could not be emitted: deeper than the room less the bonus token, or in a finished row."""
     depth = jax.vmap(trees.depth)(draft.tree.parent)
     useful = (depth < context.room[:, None]) & context.active[:, None]
-    return draft.replace(tree=draft.tree.replace(valid=(draft.tree.valid & useful) | (depth == 0)))
+    return dataclasses.replace(
+        draft, tree=dataclasses.replace(draft.tree, valid=(draft.tree.valid & useful) | (depth == 0))
+    )
 
 
 def _verified(draft: Draft, width: Int[Array, ""]) -> Array:
@@ -138,7 +141,8 @@ def _advance(rows: Rows, draft: Draft, width: Array, verdict: Verdict, keep: Arr
         None if buffer is None else jax.vmap(lambda b, s, v: b.at[s].set(v, mode="drop"))(buffer, slot, values)
     )
     last_state = jax.vmap(lambda s, n: s[jnp.maximum(n - 1, 0)])(verdict.states, keep)
-    return rows.replace(
+    return dataclasses.replace(
+        rows,
         tokens=write(rows.tokens, verdict.tokens),
         length=rows.length + keep,
         finish=finish,
@@ -156,7 +160,8 @@ def _count(rows: Rows, draft: Draft, width: Array, verdict: Verdict, keep: Array
     depth = jax.vmap(trees.depth)(draft.tree.parent)
     reached = (live[:, :, None] & (depth[:, :, None] == levels)).any(1)
     accepted = jnp.minimum(verdict.accepted, keep)
-    return c.replace(
+    return dataclasses.replace(
+        c,
         rounds=c.rounds + running,
         scored=c.scored + running * width,
         drafted=c.drafted + (live.sum(1) - running),

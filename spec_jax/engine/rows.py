@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -22,8 +23,8 @@ from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
 class Requests:
     """What a batch of requests brings, as arrays. `requests` builds it from plain values.
 
-    tokens[:, :length] is the text so far, of which the first prompt_length tokens are the prompt (a request that goes on
-    from an earlier text has more); limit is the longest text allowed; state is the constraint's behind the prompt.
+    tokens[:, :length] is the text so far, of which the first prompt_length tokens are the prompt (a request that goes
+    on from an earlier text has more); limit is the longest text allowed; state is the constraint's behind the prompt.
     """
 
     tokens: Int[Array, "b text"]
@@ -52,7 +53,7 @@ def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
         sampling=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), row),
         stops=zeros(engine.max_stops, engine.max_stop_length) - 1,
         state=zeros() + FREE,
-        counters=Counters(*(zeros() for _ in range(6)), zeros(d), zeros(d)),
+        counters=Counters(*(zeros() for _ in range(6)), depth_reached=zeros(d), depth_accepted=zeros(d)),
         raw_log_probs=logs,
         log_probs=logs,
     )
@@ -101,7 +102,7 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
     finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
     given["state"] = _constraint_state(params.constraint, requests)
-    rows = state.rows.replace(**given, finish=finish.astype(jnp.int32))
+    rows = dataclasses.replace(state.rows, **given, finish=finish.astype(jnp.int32))
     return EngineState(rows, target, drafter, state.controller)
 
 
@@ -112,7 +113,8 @@ def insert(engine: Engine, state: EngineState, slots: Int[Array, "r"], other: En
     """
     slots = _in_range(state, slots)
     put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
-    target = engine.target.insert(engine.target.materialize(state.target), slots, engine.target.materialize(other.target))
+    old, new = engine.target.materialize(state.target), engine.target.materialize(other.target)
+    target = engine.target.insert(old, slots, new)
     drafter = engine.drafter.insert(state.drafter, slots, other.drafter)
     return EngineState(jax.tree.map(put, state.rows, other.rows), target, drafter, state.controller)
 
@@ -122,19 +124,19 @@ def place(
 ) -> EngineState:
     """Put a prefilled text (a state of one row, from `init`) into r slots: a prompt sampled r times is prefilled once.
 
-    `requests` has r rows of that text and constraint, each with its own key, settings and limits. A slot out of range is
-    left out.
+    `requests` has r rows of that text and constraint, each with its own key, settings and limits. A slot out of range
+    is left out.
     """
     r, slots = requests.length.shape[0], _in_range(state, slots)
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__ if f != "state"}
     finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (r, *x.shape[1:])), one.rows)
-    rows = rows.replace(**given, finish=finish.astype(jnp.int32))
+    rows = dataclasses.replace(rows, **given, finish=finish.astype(jnp.int32))
     target = engine.target.take(engine.target.materialize(one.target), jnp.zeros(r, jnp.int32))
     drafter = state.drafter
     for i in range(r - 1):
         drafter = engine.drafter.insert(drafter, slots[i : i + 1], one.drafter)
-    state = state.replace(drafter=drafter)
+    state = dataclasses.replace(state, drafter=drafter)
     put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
     return EngineState(
         rows=jax.tree.map(put, state.rows, rows),
@@ -152,7 +154,7 @@ def close(state: EngineState, slots: Int[Array, "r"]) -> EngineState:
     rows = state.rows
     named = jnp.zeros_like(rows.running).at[_in_range(state, slots)].set(True, mode="drop")
     finish = jnp.where(named & rows.running, Finish.CLOSED, rows.finish)
-    return state.replace(rows=rows.replace(finish=finish))
+    return dataclasses.replace(state, rows=dataclasses.replace(rows, finish=finish))
 
 
 def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> EngineState:
@@ -161,7 +163,8 @@ def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> Engin
     inside = jnp.minimum(slots, rows.length.shape[0] - 1)
     drafter = engine.drafter.release(state.drafter, slots, rows.tokens[inside], rows.length[inside])
     return EngineState(
-        rows=rows.replace(
+        rows=dataclasses.replace(
+            rows,
             finish=rows.finish.at[slots].set(Finish.EMPTY, mode="drop"),
             length=rows.length.at[slots].set(0, mode="drop"),
             state=rows.state.at[slots].set(FREE, mode="drop"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -19,7 +20,7 @@ from spec_jax.engine.state import EngineState
 
 def save(path: str | Path, engine: Engine, state: EngineState, notes: Any = None) -> None:
     """Write a state, with nothing pending in it, and JSON-able notes. The file appears whole or not at all."""
-    state = state.replace(target=engine.target.materialize(state.target))
+    state = dataclasses.replace(state, target=engine.target.materialize(state.target))
     arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
     part = Path(f"{path}.part")
     save_file(arrays, part, metadata={"format": "spec_jax.engine/1", "notes": json.dumps(notes)})
@@ -30,7 +31,8 @@ def load(path: str | Path, like: EngineState) -> tuple[EngineState, Any]:
     """Read a state that has the shape of `like` (from `rows.empty` of the same engine and batch), and the notes.
 
     Raises:
-        ValueError: if the file is no saved state, is damaged, or belongs to an engine of other sizes, naming what differs.
+        ValueError: if the file is no saved state, is damaged, or belongs to an engine of other sizes, naming what
+        differs.
     """
     want = _named(like)
     try:
@@ -49,7 +51,9 @@ def load(path: str | Path, like: EngineState) -> tuple[EngineState, Any]:
     for name, leaf in want.items():
         got = arrays[name]
         if got.shape != leaf.shape or got.dtype != leaf.dtype:
-            raise ValueError(f"{path}: {name} is {got.dtype}{list(got.shape)}, the engine takes {leaf.dtype}{list(leaf.shape)}")
+            raise ValueError(
+                f"{path}: {name} is {got.dtype}{list(got.shape)}, the engine takes {leaf.dtype}{list(leaf.shape)}"
+            )
     structure = jax.tree.structure(like)
     return structure.unflatten([jnp.asarray(arrays[name]) for name in want]), notes
 

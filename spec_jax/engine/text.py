@@ -1,4 +1,4 @@
-"""The text of one request as it grows: whole characters only, stop strings, and nothing shown that may be taken back."""
+"""The text of one request as it grows: whole characters only, stop strings, nothing shown that may be taken back."""
 
 from __future__ import annotations
 

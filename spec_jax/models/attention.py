@@ -1,8 +1,8 @@
 """The attention state backend: a key/value cache per layer, staged tree rows, and their commit.
 
-Scoring a tree never writes the cache. Each node attends to the committed prefix (a length, no mask) and to its ancestors
-in the tree (an N x N block); its own key and value rows are staged. Commit gathers the rows of the accepted path and
-writes them behind the prefix, so there is nothing to roll back.
+Scoring a tree never writes the cache. Each node attends to the committed prefix (a length, no mask) and to its
+ancestors in the tree (an N x N block); its own key and value rows are staged. Commit gathers the rows of the accepted
+path and writes them behind the prefix, so there is nothing to roll back.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def tree_attention(
     """Attention of n nodes to a prefix of `length` cached rows and to the staged rows that `mask` allows them.
 
     Grouped-query: heads is a multiple of kv. The tree block comes first, then the prefix in chunks up to the longest
-    row's length, merged by an online softmax (arXiv 2205.14135), so that cost follows the text and not the buffer. Batch
-    and key/value heads are one dimension, since XLA's CPU dot is twice slower over a long cache with two.
+    row's length, merged by an online softmax (arXiv 2205.14135), so that cost follows the text and not the buffer.
+    Batch and key/value heads are one dimension, since XLA's CPU dot is twice slower over a long cache with two.
     """
     b, n, heads, d = q.shape
     kv, s = cache_k.shape[1:3]
@@ -74,8 +74,8 @@ def commit_rows(
 ) -> Float[Array, "b kv s d"]:
     """Write the staged rows along each row's path to cache slots length .. length + m - 1.
 
-    The cache keeps m spare slots behind its longest text, so that the write never clamps; rows past the accepted part are
-    overwritten by the next commit before anything reads them.
+    The cache keeps m spare slots behind its longest text, so that the write never clamps; rows past the accepted part
+    are overwritten by the next commit before anything reads them.
     """
     rows = jnp.take_along_axis(staged, path[:, None, :, None], axis=2).astype(cache.dtype)
     if cache.shape[0] == 1:

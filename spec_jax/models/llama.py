@@ -10,6 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -87,10 +88,10 @@ class Llama:
 
         A row of text length L needs L slots plus one per node of the widest commit.
         """
-        c, dtype = self.config, params.embedding.dtype
+        c, dtype, layers = self.config, params.embedding.dtype, params.layers
         shape = (batch, c.num_kv_heads, slots, c.head_dim)
-        if isinstance(params.layers, tuple):
-            zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in params.layers)  # noqa: E731
+        if isinstance(layers, tuple):
+            zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in layers)  # noqa: E731
         else:
             zeros = lambda: jnp.zeros((c.num_layers, *shape), dtype)  # noqa: E731
         return AttentionState(zeros(), zeros(), jnp.zeros(batch, jnp.int32))
@@ -98,7 +99,7 @@ class Llama:
     def prefill(
         self, params: LlamaParams, state: AttentionState, tokens: Int[Array, "b p"], count: Int[Array, "b"]
     ) -> tuple[Array | None, AttentionState]:
-        """Append the first `count` of p tokens to every row. Returns the features [B, p, taps, hidden] and the state."""
+        """Append the first `count` of p tokens to every row; returns features [B, p, taps, hidden] and the state."""
         b, p = tokens.shape
         offset = jnp.arange(p)
         mask = jnp.broadcast_to((offset[None, :] <= offset[:, None]), (b, p, p))
@@ -155,7 +156,7 @@ class Llama:
 
     def release(self, state: AttentionState, rows: Int[Array, "r"]) -> AttentionState:
         """The state with the given rows empty."""
-        return state.replace(length=state.length.at[rows].set(0, mode="drop"))
+        return dataclasses.replace(state, length=state.length.at[rows].set(0, mode="drop"))
 
     def logits(self, params: LlamaParams, hidden: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
         """The head, with the final norm in front."""
@@ -215,7 +216,7 @@ def rms_norm(x: Float[Array, "*b d"], weight: Float[Array, "d"], eps: float) -> 
     return weight * y.astype(x.dtype)
 
 
-def from_tensors(config: LlamaConfig, tensors: Mapping[str, np.ndarray], dtype: Any = jnp.float32) -> LlamaParams:
+def from_tensors(config: LlamaConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> LlamaParams:
     """Parameters, per layer, from tensors in Hugging Face's names and [out, in] orientation.
 
     The tensors must have passed `checkpoint.validate`. Layers stay a tuple; `stack_layers` stacks them.
@@ -244,12 +245,12 @@ def from_tensors(config: LlamaConfig, tensors: Mapping[str, np.ndarray], dtype: 
 
 
 def stack_layers(params: LlamaParams) -> LlamaParams:
-    """The same parameters with the layers stacked on a leading axis and scanned: compile time no longer grows with depth.
+    """The same parameters with the layers stacked on a leading axis and scanned: compile time does not grow with depth.
 
     On CPU the scan copies each layer's weights before use, so the tuple is faster there.
     """
     assert isinstance(params.layers, tuple)
-    return params.replace(layers=jax.tree.map(lambda *x: jnp.stack(x), *params.layers))
+    return dataclasses.replace(params, layers=jax.tree.map(lambda *x: jnp.stack(x), *params.layers))
 
 
 def _over_layers(
@@ -260,7 +261,9 @@ def _over_layers(
         hidden, ks, vs = [x], [], []
         for leaves, *caches in zip(layers, state.k, state.v, staged.k, staged.v, strict=True):
             x, k, v = layer(x, leaves, *caches)
-            hidden.append(x), ks.append(k), vs.append(v)
+            hidden.append(x)
+            ks.append(k)
+            vs.append(v)
         return hidden, StagedRows(tuple(ks), tuple(vs))
 
     def step(x, xs):

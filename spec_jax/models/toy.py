@@ -1,4 +1,4 @@
-"""Targets small enough to know everything about: a table, and an attention audit model whose every output betrays a slip."""
+"""Targets small enough to know all about: a table, and an attention audit model whose every output betrays a slip."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class TableTarget(_SlotTarget):
 class AuditTarget(_SlotTarget):
     """Attention as a hash: h = sum over visible slots of (token + 1) * 5^position mod 97, logits = table[h].
 
-    Any wrong token, position or visibility changes h, which is returned as the feature of every node. Texts stay under 96
-    tokens, where 5^position is still one to one. Parameters are the table [97, V].
+    Any wrong token, position or visibility changes h, which is returned as the feature of every node. Texts stay under
+    96 tokens, where 5^position is still one to one. Parameters are the table [97, V].
     """
 
     vocab_size: int

@@ -45,4 +45,6 @@ def from_text(
     index = jnp.arange(tokens.shape[0])
     generated = ((index >= prompt_length) & (index < length)).astype(jnp.int32)
     count = lambda weight: jnp.zeros(vocab_size, jnp.int32).at[tokens].add(weight, mode="drop")  # noqa: E731
-    return History(length - prompt_length, state, count(generated), count((index < prompt_length).astype(jnp.int32)) > 0)
+    return History(
+        length - prompt_length, state, count(generated), count((index < prompt_length).astype(jnp.int32)) > 0
+    )

@@ -68,7 +68,9 @@ class Sampling:
                 _check(f"logit_bias[{token}]", value, -_LARGE, _LARGE)
         both = set(self.logit_bias) & set(self.banned_tokens)
         if both:
-            raise ValueError(f"banned_tokens: got tokens {sorted(both)} that logit_bias names too; takes one or the other")
+            raise ValueError(
+                f"banned_tokens: got tokens {sorted(both)} that logit_bias names too; takes one or the other"
+            )
 
 
 @flax.struct.dataclass
@@ -104,7 +106,9 @@ class SamplingRow:
         )
 
 
-def to_row(sampling: Sampling, vocab_size: int, eos: tuple[int, ...] = (), max_bias: int = 16, max_eos: int = 4) -> SamplingRow:
+def to_row(
+    sampling: Sampling, vocab_size: int, eos: tuple[int, ...] = (), max_bias: int = 16, max_eos: int = 4
+) -> SamplingRow:
     """The arrays of one request.
 
     Raises:

@@ -38,8 +38,8 @@ def adjust(
 def support(z: Float[Array, "vocab"], row: SamplingRow) -> Bool[Array, "vocab"]:
     """The tokens that top-k, top-p and min-p keep, by bisection on a threshold rather than a sort.
 
-    A token is kept if fewer than top_k tokens are strictly likelier, the strictly likelier ones (within top-k) hold less
-    than top_p of the mass, and it is at least min_p times as likely as the likeliest.
+    A token is kept if fewer than top_k tokens are strictly likelier, the strictly likelier ones (within top-k) hold
+    less than top_p of the mass, and it is at least min_p times as likely as the likeliest.
     """
     order, weight, top = _keys(z), _weights(z, row), reduce.peak(z)
     active = (row.top_k > 0) & (row.top_k < z.shape[0])
@@ -62,7 +62,7 @@ def log_probs(z: Float[Array, "vocab"], row: SamplingRow) -> Float[Array, "vocab
 def choose(
     z: Float[Array, "vocab"], row: SamplingRow, key: noise.Key, position: Int[Array, ""], sampled: bool = True
 ) -> Int[Array, ""]:
-    """The token at a text position: argmax of z + T * G over the support, lowest id on a tie; -1 if z has NaN or no token.
+    """The token at a text position: argmax of z + T * G over the support, lowest id on a tie; -1 on NaN or no token.
 
     sampled=False leaves the noise out of the program, for batches in which every temperature is 0. The truncation is
     looked for only if the untruncated choice falls outside it, which its own mass and rank decide in one pass.

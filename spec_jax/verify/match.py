@@ -1,4 +1,4 @@
-"""Position-keyed match: the target chooses its token with the position's noise; the walk goes on where a child has it."""
+"""Position-keyed match: the target chooses with the position's noise; the walk goes on where a child has its token."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def match(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
         scores: the target's logits over those nodes.
         m: room for emitted tokens; the tree's depth plus one.
 
-    Source: Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978;
-    the deterministic form of Leviathan et al., arXiv 2211.17192, for T = 0.
+    Source: Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative Decoding",
+    arXiv 2408.07978; the deterministic form of Leviathan et al., arXiv 2211.17192, for T = 0.
     """
 
     def step(walk: Walk) -> Walk:

@@ -1,6 +1,8 @@
-"""The classical rule: try a node's children one by one, keep one with probability min(1, p / q), else use the residual."""
+"""The classical rule: try a node's children in turn, keep one with probability min(1, p / q), else use the residual."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import flax.struct
 import jax
@@ -24,11 +26,11 @@ class _Trial:
 
 
 def rejection(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
-    """Emit tokens of the target's law from sampled drafts: accept x with min(1, p(x) / q(x)), else p becomes the residual.
+    """Emit tokens of the target's law from sampled drafts: accept x with min(1, p / q), else p becomes the residual.
 
     Siblings are tried in node order against the residual of those before them, so a node's children must be independent
-    draws from the same q ("sampled"). Text has the law of plain decoding but not its tokens: it depends on the draft. The
-    acceptance tests and the replacement draw use noise streams of their own, independent of the draft's.
+    draws from the same q ("sampled"). Text has the law of plain decoding but not its tokens: it depends on the draft.
+    The acceptance tests and the replacement draw use noise streams of their own, independent of the draft's.
 
     Raises:
         ValueError: if the draft's tokens were not drawn from a law: p/q would bias the text. Use `point_mass`.
@@ -36,7 +38,9 @@ def rejection(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     Source: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318; siblings: arXiv 2401.06706.
     """
     if draft.proposal != "sampled" or draft.law is None:
-        raise ValueError(f"draft: got a {draft.proposal!r} draft, takes a 'sampled' one with the law its tokens came from")
+        raise ValueError(
+            f"draft: got a {draft.proposal!r} draft, takes a 'sampled' one with the law its tokens came from"
+        )
     return _walk(key, draft, scores, m)
 
 
@@ -46,7 +50,7 @@ def point_mass(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     After a rejection the residual is p without x, renormalised. Exact for every draft that does not look at the
     acceptance noise. Source: arXiv 2211.17192, algorithm 1, with q a point mass.
     """
-    return _walk(key, draft.replace(law=None), scores, m)
+    return _walk(key, dataclasses.replace(draft, law=None), scores, m)
 
 
 def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:

@@ -16,8 +16,9 @@ class Verdict:
     """The accepted path and the emitted tokens.
 
     path[0] is the root and path[1 .. accepted] the accepted nodes; the emitted tokens are those nodes' tokens and then
-    next_token (the bonus token, or the correction after a rejection), accepted + 1 in all. next_token is -1 if its logits
-    hold a NaN or allow no token. states[i] is the constraint's state after tokens[i]. Entries past the end are 0.
+    next_token (the bonus token, or the correction after a rejection), accepted + 1 in all. next_token is -1 if its
+    logits hold a NaN or allow no token. states[i] is the constraint's state after tokens[i].
+    Entries past the end are 0.
     """
 
     path: Int[Array, "*b m"]

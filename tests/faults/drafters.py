@@ -18,7 +18,7 @@ from spec_jax.tree import Draft, Law, Proposal, Tree
 
 @flax.struct.dataclass
 class Plan:
-    """text [B, L]: what the target will say; counts [B, R]: how many drafted tokens are right in each round; length [B]."""
+    """text [B, L]: what the target will say; counts [B, R]: how many tokens are right in each round; length [B]."""
 
     text: Array
     counts: Array

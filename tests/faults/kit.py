@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -15,14 +15,15 @@ from spec_jax import noise
 from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.none import NoDrafter
 from spec_jax.engine import loop, rows
-from spec_jax.engine.engine import Engine, EngineParams
-from spec_jax.engine.requests import request, stack
+from spec_jax.engine.engine import Engine, EngineParams, Rule
+from spec_jax.engine.requests import stack
 from spec_jax.engine.rows import Requests
 from spec_jax.engine.state import EngineState
 from spec_jax.models.target import Output
 from spec_jax.models.toy import POISON, TableTarget
 from spec_jax.sampling.constraint import Constraint
-from tests.faults.drafters import Follow, Plan
+from spec_jax.verify.match import match
+from tests.faults.drafters import Follow, Guess, Plan, TableDrafter
 from tests.faults.oracle import Logits, Text
 
 ALL = 2**30
@@ -33,10 +34,11 @@ def decode_from(engine: Engine, params: EngineParams, requests: Requests, max_ro
 
 
 # Exact tests run small programs once: compiled without optimisation. Law tests run big batches often.
-_FAST_COMPILE = {"xla_backend_optimization_level": 0}
-_run = jax.jit(decode_from, static_argnums=0, compiler_options=_FAST_COMPILE)
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+_run = jax.jit(decode_from, static_argnums=0, compiler_options=FAST_COMPILE)
 run_many = jax.jit(decode_from, static_argnums=0)
-go_on = jax.jit(loop.decode, static_argnums=(0, 4), compiler_options=_FAST_COMPILE)
+jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+go_on = jax.jit(loop.decode, static_argnums=(0, 4), compiler_options=FAST_COMPILE)
 
 
 def run(engine: Engine, params: EngineParams, requests: Requests, max_rounds: int = ALL) -> EngineState:
@@ -48,11 +50,12 @@ WORDS = 8
 MAX_LEN = 80
 ROWS = 100
 K = 7
+TREE = (-1, 0, 0, 1, 1, 2, 3, 3)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowTables(TableTarget):
-    """Each row its own order-2 table, params [B, V, V, V]; logits are NaN where a context token is no token (poison)."""
+    """Each row its own order-2 table, params [B, V, V, V]; logits are NaN where a context token is poison."""
 
     vocab_size: int = WORDS
     order: int = 2
@@ -79,12 +82,13 @@ def logits_of(table: Any) -> Logits:
 
 
 def engine(drafter: Drafter | None = None, **changes: Any) -> Engine:
-    sizes = {"max_len": MAX_LEN, "log_probs": True, "prefill_chunk": 8, "max_eos": 2, "max_stops": 2, "max_stop_length": 4}
-    return Engine(RowTables(), drafter=drafter or NoDrafter(), **{**sizes, "max_bias": 2, **changes})
+    room = {"max_eos": 2, "max_stops": 2, "max_stop_length": 4, "max_bias": 2}
+    sizes = {"max_len": MAX_LEN, "log_probs": True, "prefill_chunk": 8, **room, **changes}
+    return Engine(RowTables(), drafter=drafter or NoDrafter(), **sizes)
 
 
-def engine_params(engine: Engine, target: Any, drafter: Any = None, constraint: Constraint | None = None) -> EngineParams:
-    return EngineParams(target, drafter, constraint or room_for(None, WORDS), jnp.ones(len(engine.widths)))
+def engine_params(engine: Engine, target: Any, drafter: Any = None) -> EngineParams:
+    return EngineParams(target, drafter, room_for(None, WORDS), jnp.ones(len(engine.widths)))
 
 
 def room_for(transitions: np.ndarray | None, vocab: int, states: int = 4) -> Constraint:
@@ -103,7 +107,13 @@ def batch(requests: Sequence[Requests], size: int = ROWS) -> Requests:
 
 
 def follow(
-    tables: Any, texts: Sequence[Sequence[int]], counts: Any = K, length: Any = K, k: int = K, size: int = ROWS, **changes: Any
+    tables: Any,
+    texts: Sequence[Sequence[int]],
+    counts: Any = K,
+    length: Any = K,
+    k: int = K,
+    size: int = ROWS,
+    **changes: Any,
 ) -> tuple[Engine, EngineParams]:
     """An engine whose drafter follows known texts (prompt and continuation), row by row, with chosen accept counts."""
     e = engine(Follow(k, WORDS), **changes)
@@ -117,10 +127,18 @@ def plan(texts: Sequence[Sequence[int]], counts: Any, length: Any, size: int = R
     text[len(texts) :] = text[0]
     counts = np.broadcast_to(np.atleast_2d(counts), (size, np.atleast_2d(counts).shape[1]))
     padded = np.tile(counts, MAX_LEN // counts.shape[1] + 1)[:, :MAX_LEN]
-    return Plan(jnp.asarray(text), jnp.asarray(padded, jnp.int32), jnp.broadcast_to(jnp.asarray(length, jnp.int32), (size,)))
+    lengths = jnp.broadcast_to(jnp.asarray(length, jnp.int32), (size,))
+    return Plan(jnp.asarray(text), jnp.asarray(padded, jnp.int32), lengths)
 
 
-@lru_cache
+def tree(tables: Any, rule: Rule = match, **changes: Any) -> tuple[Engine, EngineParams]:
+    """An engine whose drafter proposes a tree: children are the likeliest tokens after a token alone."""
+    e, tables = engine(TableDrafter(TREE, "point"), rule=rule, **changes), jnp.asarray(tables)
+    likely, zero = tables.max(axis=1), jnp.int32(0)
+    return e, engine_params(e, tables, Guess(likely, likely, jnp.int32(K), zero, zero))
+
+
+@functools.cache
 def _gumbel(positions: int, vocab: int) -> Any:
     ids = jnp.arange(vocab)
     one = jax.vmap(lambda key, t: noise.gumbel(key, t, ids), (None, 0))
@@ -148,7 +166,9 @@ def same_text(state: EngineState, row: int, text: Text) -> bool:
     if output(state, row) != text.tokens or finish(state, row) != text.finish:
         return False
     for got, want in ((r.raw_log_probs, text.raw_log_probs), (r.log_probs, text.log_probs)):
-        if got is not None and (abs(got[row, start:end] - np.array(want)).max(initial=0.0) > 2e-6 or got[row, end:].any()):
+        if got is None:
+            continue
+        if abs(got[row, start:end] - np.array(want)).max(initial=0.0) > 2e-6 or got[row, end:].any():
             return False
     return not r.tokens[row, end:].any()
 

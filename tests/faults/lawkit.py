@@ -114,7 +114,13 @@ def _keys(calls: int) -> list[jax.Array]:
 
 
 def gate(
-    e: Engine, tables: tuple[Any, Any], drafter: Guess, sampling: Sampling = PLAIN, n: int = 3, calls: int = 1, **how: Any
+    e: Engine,
+    tables: tuple[Any, Any],
+    drafter: Guess,
+    sampling: Sampling = PLAIN,
+    n: int = 3,
+    calls: int = 1,
+    **how: Any,
 ) -> Fit:
     """Texts of an engine against the exact law of plain decoding."""
     texts, _ = sample(e, tables[0], drafter, sampling, n, calls, **how)
@@ -142,7 +148,13 @@ def gate_rule(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _texts(
-    rule: Rule, target: jax.Array, drafter: Guess, row: SamplingRow, bound: Constraint, start: jax.Array, keys: jax.Array
+    rule: Rule,
+    target: jax.Array,
+    drafter: Guess,
+    row: SamplingRow,
+    bound: Constraint,
+    start: jax.Array,
+    keys: jax.Array,
 ) -> jax.Array:
     size, proposer = 8, TableDrafter(CHAIN, "sampled")
     sampling = jax.tree.map(lambda x: jnp.broadcast_to(x, (ROWS, *x.shape)), row)

@@ -1,4 +1,4 @@
-"""Verifier rules with faults planted in them. Which fault acts is told by the draft's tag, so one program has them all."""
+"""Verifier rules with faults planted in them. The draft's tag tells which one acts, so one program has them all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import lax
 

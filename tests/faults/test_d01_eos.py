@@ -58,7 +58,8 @@ def test_a_batch_of_one():
 
 def test_an_end_that_only_the_last_token_can_make_is_caught(monkeypatch):
     def late(rows, verdict, max_len):
-        keep, finish = stops.trim(rows.replace(sampling=rows.sampling.replace(eos=rows.sampling.eos * 0 - 1)), verdict, max_len)
+        without = rows.replace(sampling=rows.sampling.replace(eos=jnp.full_like(rows.sampling.eos, -1)))
+        keep, finish = stops.trim(without, verdict, max_len)
         last = jnp.take_along_axis(verdict.tokens, jnp.maximum(keep - 1, 0)[:, None], axis=1)
         eos = (last == rows.sampling.eos).any(-1) & rows.running
         return keep, jnp.where(eos, stops.Finish.EOS, finish)

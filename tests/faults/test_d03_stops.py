@@ -10,7 +10,7 @@ from tests.faults.oracle import generate
 TABLES = kit.row_tables(3)
 PROMPTS = [[r % kit.WORDS, 2, 1 + r % 5] for r in range(kit.ROWS)]
 LONG = [generate(kit.logits_of(TABLES[r]), PROMPTS[r], 30).tokens for r in range(kit.ROWS)]
-# A stop that ends at places 0 .. 9 of the run, one to three tokens long, and one that begins like the text but goes on otherwise.
+# A stop that ends at places 0 .. 9 of the run, one to three tokens long, and one that begins like the text only.
 ENDS = [LONG[r][max(0, r % 10 - r // 10 % 3) : r % 10 + 1] for r in range(kit.ROWS)]
 STOPS = [[ENDS[r], [*LONG[r][:3], (LONG[r][3] + 1) % kit.WORDS]] for r in range(kit.ROWS)]
 WANT = [generate(kit.logits_of(TABLES[r]), PROMPTS[r], 30, stops=STOPS[r]) for r in range(kit.ROWS)]

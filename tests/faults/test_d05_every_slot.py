@@ -45,7 +45,8 @@ def test_a_temperature_on_the_bonus_slot_only_is_caught(name):
 def test_a_truncation_on_verified_slots_only_is_caught():
     top_k, tables = SETTINGS[0], TABLES["RND"]
     assert gate_rule(slot_rule, tables, guess(PARTLY, PLAIN), top_k).ok
-    fit = gate_rule(slot_rule, tables, guess(PARTLY, PLAIN, tag=SLOT_FAULTS.index("verified only")), PLAIN, law_of=top_k)
+    draft = guess(PARTLY, PLAIN, tag=SLOT_FAULTS.index("verified only"))
+    fit = gate_rule(slot_rule, tables, draft, PLAIN, law_of=top_k)
     assert fit.outside > 100
 
 

@@ -42,9 +42,7 @@ def test_greedy_text(draft):
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_state_is_that_of_the_committed_text(rounds):
     draft = guess(one_sided(NEXT["legal, then illegal"]), PLAIN)
-    _, state = sample(
-        engine(), TABLES["RND"][0], draft, PLAIN, 4, eos=(EOS,), grammar=(GRAMMAR, 0), max_rounds=rounds
-    )
+    _, state = sample(engine(), TABLES["RND"][0], draft, PLAIN, 4, eos=(EOS,), grammar=(GRAMMAR, 0), max_rounds=rounds)
     want, r = np.zeros(len(state.rows.length), int), state.rows
     for i in range(1, 5):
         want = np.where(i < r.length, GRAMMAR[want, r.tokens[:, i]], want)

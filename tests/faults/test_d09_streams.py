@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.faults.laws import fit
 from tests.faults.lawkit import PLAIN, P, Q, engine, guess, sample
+from tests.faults.laws import fit
 
 TARGET, DRAFT = (np.log(np.tile(x, (6, 1))) for x in (P, Q))
 
@@ -30,4 +30,3 @@ def test_marginal_and_residual():
 @pytest.mark.parametrize("noise", ["residual", "acceptance"])
 def test_a_reused_stream_is_caught(noise):
     assert not fit(first_tokens(noise)[0], law(P)).ok
-

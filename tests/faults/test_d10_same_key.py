@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.engine.requests import request
-from spec_jax.sampling.settings import Sampling
+from spec_jax.sampling.constraint import free
+from spec_jax.sampling.history import History
+from spec_jax.sampling.settings import Sampling, to_row
+from spec_jax.tree import Draft, chain
+from spec_jax.verify.match import match
+from spec_jax.verify.scores import Scores
 from tests.faults import kit
 from tests.faults.lawkit import PLAIN, ROWS, TABLES, engine, guess, sample
 from tests.faults.oracle import generate
@@ -44,10 +49,16 @@ def test_a_batch_of_one_and_other_drafts():
 
 
 def test_without_compilation():
-    e, params = kit.follow(ONE, [TEXTS[0]], counts=(3, 0, 1), length=4, size=1)
-    with jax.disable_jit():
-        state = jax.device_get(kit.decode_from(e, params, request(e, [3, 1], 2, 0, SAMPLING), kit.ALL))
-    assert kit.output(state, 0) == WANT[0].tokens[:2]
+    """The rule op by op, as it stands in the source, chooses what the compiled rule chooses."""
+    tree = chain(jnp.int32(3), jnp.array([1, 4, 2]), jnp.int32(3))
+    draft = Draft(tree, jnp.ones(4))
+    compiled = jax.jit(lambda key, scores: match(key, draft, scores, 4))
+    for i in range(5):
+        row, past = to_row(SAMPLING, kit.WORDS), History(jnp.int32(0), jnp.int32(0))
+        scores = Scores(ONE[0, 3, tree.tokens], row, past, jnp.int32(i), free(kit.WORDS), adjusted=False)
+        with jax.disable_jit():
+            plain = match(kit.key_of(i), draft, scores, 4)
+        jax.tree.map(np.testing.assert_array_equal, plain, compiled(kit.key_of(i), scores))
 
 
 def test_rejection_depends_on_the_row_alone():

@@ -1,14 +1,11 @@
 """D20: text runs to the last slot and not beyond, whatever the prompt's length and the drafter."""
 
-import jax.numpy as jnp
 import pytest
 
 from spec_jax.engine.requests import request
 from spec_jax.engine.state import Finish
 from tests.faults import kit
-from tests.faults.drafters import Guess, TableDrafter
 from tests.faults.oracle import generate
-from tests.faults.test_d12_greedy_ties import TREE
 
 TABLES = kit.row_tables(20)
 # Every number of slots left from 0 to 19, and prompts of one token.
@@ -19,13 +16,12 @@ WANT = [generate(kit.logits_of(TABLES[r]), p, kit.MAX_LEN - len(p)) for r, p in 
 
 def engines():
     texts = [p + text.tokens for p, text in zip(PROMPTS, WANT, strict=True)]
-    plain, tree = kit.engine(), kit.engine(TableDrafter(TREE, "point"))
-    likely = TABLES.max(axis=1)
+    plain = kit.engine()
     return {
         "no drafter": (plain, kit.engine_params(plain, TABLES)),
         "perfect": kit.follow(TABLES, texts, length=4),
         "scripted": kit.follow(TABLES, texts, counts=[0, 4, 2], length=4),
-        "tree": (tree, kit.engine_params(tree, TABLES, Guess(likely, likely, jnp.int32(3), jnp.int32(0), jnp.int32(0)))),
+        "tree": kit.tree(TABLES),
     }
 
 

@@ -17,7 +17,7 @@ PROMPTS = [RNG.integers(0, kit.WORDS, 1 + r % 9).tolist() for r in range(kit.ROW
 BUDGETS = [10 + r % 21 for r in range(kit.ROWS)]
 SETTINGS = {
     "greedy": [Sampling()] * kit.ROWS,
-    "sampled": [Sampling(temperature=0.7 + r % 4 / 4, top_k=r % 3 * 3, presence_penalty=r % 2) for r in range(kit.ROWS)],
+    "sampled": [Sampling(0.7 + r % 4 / 4, top_k=r % 3 * 3, presence_penalty=r % 2) for r in range(kit.ROWS)],
     "mixed": [Sampling(temperature=r % 2) for r in range(kit.ROWS)],
 }
 NOISE = kit.gumbels(np.stack([kit.key_of(r) for r in range(kit.ROWS)]))

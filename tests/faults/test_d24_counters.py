@@ -1,30 +1,24 @@
 """D24: counters of drafted, accepted and emitted tokens, against a count on the script; and what must always add up."""
 
-import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.engine.requests import request
 from tests.faults import kit
-from tests.faults.drafters import Guess, TableDrafter
 from tests.faults.oracle import generate
-from tests.faults.test_d12_greedy_ties import TREE
 
 TABLES = kit.row_tables(24)
 BUDGETS = [1 + r % 23 for r in range(kit.ROWS)]
 LONG = [generate(kit.logits_of(TABLES[r]), [r % 8], 30).tokens for r in range(kit.ROWS)]
 # An end in the middle of a block, or none.
-EOS = [LONG[r][2 + r % 11] if r % 3 else None for r in range(kit.ROWS)]
-WANT = [
-    generate(kit.logits_of(TABLES[r]), [r % 8], BUDGETS[r], eos=[] if EOS[r] is None else [EOS[r]]) for r in range(kit.ROWS)
-]
+EOS = [LONG[r][2 + r % 11 : 3 + r % 11] if r % 3 else [] for r in range(kit.ROWS)]
+WANT = [generate(kit.logits_of(TABLES[r]), [r % 8], BUDGETS[r], eos=EOS[r]) for r in range(kit.ROWS)]
 # Wrong at place 1 only (accepted 1, though 2 and 3 are right again), all right, none right.
 COUNTS = np.array([[1, 7, 0, 2, 5]])
 LENGTHS = np.array([[0, 1, 5, 7][r % 4] for r in range(kit.ROWS)])
 
 
 def requests(e):
-    eos = [() if x is None else (x,) for x in EOS]
-    return kit.batch([request(e, [r % 8], BUDGETS[r], eos=eos[r]) for r in range(kit.ROWS)])
+    return kit.batch([request(e, [r % 8], BUDGETS[r], eos=EOS[r]) for r in range(kit.ROWS)])
 
 
 def count(row):
@@ -70,8 +64,7 @@ def test_chain():
 
 
 def test_tree():
-    e, likely = kit.engine(TableDrafter(TREE, "point")), TABLES.max(axis=1)
-    params = kit.engine_params(e, TABLES, Guess(likely, likely, jnp.int32(3), jnp.int32(0), jnp.int32(0)))
+    e, params = kit.tree(TABLES)
     state = kit.run(e, params, requests(e))
     adds_up(state)
     assert all(kit.same_text(state, r, WANT[r]) for r in range(kit.ROWS))

@@ -35,9 +35,7 @@ def setup(counts):
 def requests(e, generated=None):
     options = {"eos": [EOS], "constraint_start": 1}
     given = [() if generated is None else generated[r] for r in range(kit.ROWS)]
-    rows = [
-        request(e, [r % 6, 5], BUDGET, r, SAMPLING[r], generated=given[r], **options) for r in range(kit.ROWS)
-    ]
+    rows = [request(e, [r % 6, 5], BUDGET, r, SAMPLING[r], generated=given[r], **options) for r in range(kit.ROWS)]
     return kit.batch(rows)
 
 

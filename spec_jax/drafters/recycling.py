@@ -1,0 +1,190 @@
+"""Token Recycling: trees from the top tokens of logits that were computed anyway (arXiv 2408.08696)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from spec_jax.drafters.drafter import Committed, Context
+from spec_jax.models.target import Output
+from spec_jax.tree import Draft, Tree
+
+_LANES = 128
+_ON_PATH = 1 << 30
+
+
+@flax.struct.dataclass
+class Adjacency:
+    """After each token, the likeliest next ones when it was last scored, likeliest first; -1 if it never was."""
+
+    successors: Int[Array, "vocab k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recycling:
+    """Drafts a tree of a fixed shape: a node's r-th child is the r-th successor of the node's token.
+
+    Every node that the target scores, accepted or not, renews its token's successors; prefill renews none. The table
+    is shared by all rows and stays when rows go. The shape is the likeliest tree of its size, and so is every prefix
+    of it, if a node of rank r is accepted with chance rates[r] once its parent is.
+
+    Attributes:
+        vocab_size: the target's number of token ids.
+        nodes: nodes of a draft, the anchor among them.
+        rates: for each rank, the chance that a node is accepted if its parent is, descending; their number is that of
+            the successors kept. The default is what SmolLM2's own answers showed where the anchor had been scored
+            before.
+        max_depth: longest root path, which is also the number of look-ups one after another.
+    """
+
+    vocab_size: int
+    nodes: int = 32
+    rates: tuple[float, ...] = (0.55, 0.10, 0.05, 0.03, 0.02, 0.02, 0.01, 0.01)
+    max_depth: int = 6
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        for name, least in {"vocab_size": 1, "nodes": 2, "max_depth": 1}.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}: got {value!r}, takes an integer of at least {least}")
+        rates = self.rates
+        if not 1 <= len(rates) <= self.vocab_size:
+            raise ValueError(f"rates: got {len(rates)} of them, takes 1 .. vocab_size, which is {self.vocab_size}")
+        if not all(0 < r < 1 for r in rates) or list(rates) != sorted(rates, reverse=True):
+            raise ValueError(f"rates: got {rates}, takes numbers in (0, 1), descending")
+        if len(self.template[0]) < self.nodes:
+            raise ValueError(
+                f"nodes: got {self.nodes}, takes at most {len(self.template[0])}, "
+                f"as many as {len(rates)} successors give down to depth {self.max_depth}"
+            )
+
+    @functools.cached_property
+    def template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Each node's parent and rank (the root's -1 and 0)."""
+        return best_first(self.rates, self.nodes, self.max_depth)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the fixed shape."""
+        return int(self._depths.max())
+
+    @property
+    def _depths(self) -> np.ndarray:
+        depths = np.zeros(self.nodes, int)
+        for i, parent in enumerate(self.template[0][1:], 1):
+            depths[i] = depths[parent] + 1
+        return depths
+
+    def init(self, params: Any, batch: int, max_len: int) -> Adjacency:
+        """No token scored yet."""
+        return Adjacency(jnp.full((self.vocab_size, len(self.rates)), -1, jnp.int32))
+
+    def tap(self, output: Output) -> Int[Array, "b n k"]:
+        """Each scored node's likeliest next tokens."""
+        return top_tokens(output.logits, len(self.rates))
+
+    def observe(self, params: Any, state: Adjacency, committed: Committed) -> Adjacency:
+        """The table renewed by the nodes scored in this round.
+
+        Of several nodes with one token, one on an accepted path wins over a rejected one, and then the one whose
+        successors hash higher: the rows' order plays no part.
+        """
+        if committed.tree is None:
+            return state
+        tree, found = committed.tree, committed.taps
+        b, n = tree.tokens.shape
+        k = found.shape[-1]
+        step = jnp.arange(committed.path.shape[1])
+        walked = (committed.path[:, :, None] == jnp.arange(n)) & (step < committed.length[:, None])[:, :, None]
+        scored = (tree.valid & (committed.length > 0)[:, None]).reshape(-1)
+        token = jnp.where(scored, tree.tokens.reshape(-1), self.vocab_size)
+        priority = _hash(found).reshape(-1) + walked.any(1).reshape(-1) * _ON_PATH
+        winner = jnp.full(self.vocab_size, -1, jnp.int32).at[token].max(priority, mode="drop")
+        wins = winner.at[token].get(mode="fill", fill_value=-1) == priority
+        slot = jnp.where(wins, token, self.vocab_size)
+        return Adjacency(state.successors.at[slot].set(found.reshape(b * n, k), mode="drop"))
+
+    def propose(self, params: Any, state: Adjacency, context: Context) -> tuple[Draft, Adjacency]:
+        """The tree; nodes whose token is not known, or that could not be emitted, are invalid."""
+        parent, rank = (np.asarray(x) for x in self.template)
+        depths, batch = self._depths, context.tokens.shape[0]
+        tokens = jnp.full((batch, self.nodes), -1, jnp.int32).at[:, 0].set(context.anchor)
+        for level in range(1, self.depth + 1):
+            here = np.flatnonzero(depths == level)
+            above = tokens[:, parent[here]]
+            successors = state.successors[jnp.maximum(above, 0), rank[here]]
+            tokens = tokens.at[:, here].set(jnp.where(above >= 0, successors, -1))
+        useful = (jnp.asarray(depths) < context.room[:, None]) & context.active[:, None]
+        valid = (useful & (tokens >= 0)).at[:, 0].set(True)
+        tree = Tree(
+            tokens=jnp.where(valid, tokens, 0).at[:, 0].set(context.anchor),
+            parent=jnp.broadcast_to(jnp.asarray(parent, jnp.int32), (batch, self.nodes)),
+            valid=valid,
+        )
+        confidence = jnp.asarray(self.rates, jnp.float32)[rank].at[0].set(1.0)
+        return Draft(tree, jnp.broadcast_to(confidence, (batch, self.nodes))), state
+
+    def insert(self, state: Adjacency, rows: Int[Array, "r"], other: Adjacency) -> Adjacency:
+        """The table is the batch's; that of the other state is left behind."""
+        return state
+
+    def release(self, state: Adjacency, rows: Int[Array, "r"], tokens: Array, length: Array) -> Adjacency:
+        """The table stays."""
+        return state
+
+
+def best_first(rates: tuple[float, ...], nodes: int, max_depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Parents and ranks of the `nodes` likeliest nodes, likeliest first; fewer if the depth allows no more.
+
+    A node's chance is the product of rates[rank] on its root path. Ties go to the node found first.
+    """
+    parents, ranks = [], []
+    heap = [(-1.0, 0, -1, 0, 0)]
+    found = 1
+    while heap and len(parents) < nodes:
+        chance, _, parent, rank, depth = heapq.heappop(heap)
+        here = len(parents)
+        parents.append(parent)
+        ranks.append(rank)
+        if depth < max_depth:
+            heapq.heappush(heap, (chance * rates[0], found, here, 0, depth + 1))
+            found += 1
+        if parent >= 0 and rank + 1 < len(rates):
+            heapq.heappush(heap, (chance / rates[rank] * rates[rank + 1], found, parent, rank + 1, depth))
+            found += 1
+    return tuple(parents), tuple(ranks)
+
+
+def top_tokens(logits: Float[Array, "*b vocab"], k: int) -> Int[Array, "*b k"]:
+    """Ids of the k greatest logits, greatest first, equal ones in any order; -1 where no more are above -inf.
+
+    In two stages: the k columns of [vocab / 128, 128] with the greatest maxima hold them all. XLA's own top-k over a
+    vocabulary takes several times as long on CPU.
+    """
+    vocab = logits.shape[-1]
+    lanes = min(_LANES, vocab)
+    folded = jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, -vocab % lanes)], constant_values=-jnp.inf)
+    folded = folded.reshape(*logits.shape[:-1], -1, lanes)
+    _, column = lax.top_k(folded.max(-2), min(k, lanes))
+    some = jnp.take_along_axis(folded, column[..., None, :], axis=-1)
+    ids = jnp.arange(folded.shape[-2])[:, None] * lanes + column[..., None, :]
+    flat = lambda x: x.reshape(*logits.shape[:-1], -1)  # noqa: E731
+    top, at = lax.top_k(flat(some), k)
+    return jnp.where(top > -jnp.inf, jnp.take_along_axis(flat(ids), at, axis=-1), -1).astype(jnp.int32)
+
+
+def _hash(tokens: Int[Array, "*b k"]) -> Int[Array, "*b"]:
+    """A number in [0, 2^30) of each row of tokens (FNV-1a over whole tokens)."""
+    code = jnp.full(tokens.shape[:-1], 2166136261, jnp.uint32)
+    for i in range(tokens.shape[-1]):
+        code = (code ^ tokens[..., i].astype(jnp.uint32)) * jnp.uint32(16777619)
+    return (code >> 2).astype(jnp.int32)

@@ -1,0 +1,55 @@
+"""What the drafter tests share: contexts from plain lists, and drafts as paths of tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.drafters.drafter import Context
+from spec_jax.sampling.constraint import free
+from spec_jax.sampling.settings import Sampling, to_row
+
+WORDS = 12
+SIZE = 24
+
+
+def context(texts, room=SIZE, prompt_length=1, active=True, size=SIZE):
+    """Rows of the given texts; behind each text stand tokens that look real."""
+    b = len(texts)
+    tokens = np.full((b, size), WORDS - 1)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    whole = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.int32), (b,))  # noqa: E731
+    sampling = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), to_row(Sampling(), WORDS))
+    return Context(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        length=whole([len(text) for text in texts]),
+        prompt_length=whole(prompt_length),
+        room=whole(room),
+        active=whole(active) > 0,
+        key=jnp.zeros((b, 2), jnp.uint32),
+        sampling=sampling,
+        state=whole(0),
+        constraint=free(WORDS),
+        sampled=jnp.bool_(False),
+        adjusted=jnp.bool_(False),
+    )
+
+
+def paths(draft, row=0):
+    """The valid nodes in order: (tokens on the root path without the anchor, confidence)."""
+    tokens, parent, valid = (np.asarray(x)[row] for x in (draft.tree.tokens, draft.tree.parent, draft.tree.valid))
+    found = [()]
+    for i in range(1, len(tokens)):
+        assert 0 <= parent[i] < i or not valid[i]
+        assert not valid[i] or valid[parent[i]]
+        found.append((*found[max(parent[i], 0)], int(tokens[i])))
+    assert parent[0] == -1 and valid[0]
+    return [(found[i], float(draft.confidence[row, i])) for i in range(1, len(tokens)) if valid[i]]
+
+
+def chances(draft, row=0):
+    """Products of confidences along the root paths of the valid nodes, in order."""
+    known = {(): 1.0}
+    for path, confidence in paths(draft, row):
+        known[path] = known[path[:-1]] * confidence
+    return list(known.values())[1:]

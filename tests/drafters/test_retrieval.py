@@ -1,0 +1,60 @@
+"""The retrieval drafters in the engine: the same text as plain decoding, in fewer passes."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from spec_jax.control.cost import CostModel
+from spec_jax.control.throughput import Throughput
+from spec_jax.drafters.ngram import NGram
+from spec_jax.drafters.none import NoDrafter
+from spec_jax.drafters.recycling import Recycling
+from spec_jax.drafters.suffix import Suffix
+from spec_jax.engine.decoder import Decoder
+from spec_jax.engine.engine import Engine
+from spec_jax.models.toy import TableTarget
+from spec_jax.sampling.settings import Sampling
+
+V = 16
+COST = CostModel((1, 8), (1.0, 1.5))
+DRAFTERS = {
+    "ngram": NGram(7, 3, 1),
+    "suffix": Suffix(nodes=8, longest=8, store=64),
+    "recycling": Recycling(V, nodes=8, rates=(0.5, 0.2, 0.1)),
+}
+SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.6, top_p=0.9)}
+
+
+def decoder_of(name):
+    table = np.random.default_rng(0).normal(0, 2.0, (V, V, V)).astype(np.float32)
+    drafter = DRAFTERS.get(name, NoDrafter())
+    widths = (1, 8) if name in DRAFTERS else (1,)
+    engine = Engine(TableTarget(V, 2), 64, drafter=drafter, controller=Throughput(), widths=widths, prefill_chunk=8)
+    return Decoder(engine, table, batch=2, cost=COST)
+
+
+@functools.cache
+def results(name, setting):
+    decoder = decoder_of(name)
+    prompts = [np.random.default_rng(i).integers(0, V, 1 + 3 * i).tolist() for i in range(7)]
+    for i, prompt in enumerate(prompts):
+        decoder.submit(prompt, 40, key=i, sampling=SETTINGS[setting])
+    return sorted((u.result for u in decoder.run(4) if u.result), key=lambda r: r.id)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_same_text_in_fewer_passes(name, setting):
+    plain, drafted = results("none", setting), results(name, setting)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    passes = lambda rs: sum(r.counters["rounds"] for r in rs)  # noqa: E731
+    assert passes(drafted) < passes(plain) == sum(len(r.tokens) for r in plain)
+
+
+def test_outputs_of_earlier_requests_are_drafted_from():
+    """The same request twice: the second time it is in the store."""
+    decoder = decoder_of("suffix")
+    first, second = (decoder.generate([[1, 2, 3]], 40, key=5, sampling=SETTINGS["sampled"])[0] for _ in range(2))
+    assert first.tokens == second.tokens and len(first.tokens) == 40
+    assert second.counters["rounds"] < first.counters["rounds"] / 2

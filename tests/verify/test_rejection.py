@@ -1,0 +1,158 @@
+"""The classical rule against its exact law, counted together with the draft."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax import noise
+from spec_jax.sampling.settings import Sampling
+from spec_jax.verify.rejection import point_mass, rejection
+from tests.faults.lawkit import P, Q
+from tests.faults.laws import fit
+from tests.verify.walks import draft, keys, scores
+
+V, ROWS = 5, 100_000
+SIBLINGS = (-1, 0, 0)
+LAWS = {
+    "adversarial": (P, Q),
+    "random": tuple(np.random.default_rng(3).dirichlet(np.ones(V), 2)),
+    "holes": ([0.5, 0, 0.5, 0, 0], [0.1, 0.3, 0.1, 0.5, 0]),
+    "disjoint": ([0.5, 0.5, 0, 0, 0], [0, 0, 0.2, 0.3, 0.5]),
+    "equal": (P, P),
+}
+
+
+def outcomes(p, q, tries):
+    """The exact law of (drafted tokens, first emitted token): siblings one by one against what is left of p."""
+    law = {}
+    p, q = np.array(p, float), np.array(q, float)
+    for drafted in itertools.product(range(V), repeat=tries):
+        chance, left = np.prod(q[list(drafted)]), p
+        for x in drafted:
+            keep = min(1.0, left[x] / q[x]) if q[x] > 0 else 1.0
+            law[*drafted, x] = law.get((*drafted, x), 0) + chance * keep
+            chance, rest = chance * (1 - keep), np.maximum(left - q, 0)
+            left = rest / rest.sum() if rest.sum() > 1e-12 else left
+        for token in range(V):
+            law[*drafted, token] = law.get((*drafted, token), 0) + chance * left[token]
+    return {cell: chance for cell, chance in law.items() if chance > 1e-15}
+
+
+@jax.jit
+def trials(p, q, keys):
+    """Drafted siblings and the first emitted token, of a row per key."""
+
+    def one(key):
+        gumbel = lambda i: noise.gumbel(noise.stream(key, "draft"), jnp.int32(4), jnp.arange(V) + i * V)  # noqa: E731
+        drafted = jnp.stack([jnp.argmax(jnp.log(q) + gumbel(i)) for i in range(2)])
+        tokens, law = jnp.concatenate([jnp.zeros(1, int), drafted]), jnp.tile(jnp.log(q), (3, 1))
+        d = draft(tokens, SIBLINGS, law=law, proposal="sampled")
+        v = rejection(key, d, scores(jnp.tile(jnp.log(p), (3, 1)), Sampling(temperature=1.0)), 2)
+        return jnp.concatenate([drafted, v.tokens[:1]])
+
+    return jax.vmap(one)(keys)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_siblings_by_enumeration(name):
+    p, q = LAWS[name]
+    law = outcomes(p, q, 2)
+    marginal = np.zeros(V)
+    for cell, chance in law.items():
+        marginal[cell[-1]] += chance
+    np.testing.assert_allclose(marginal, p, atol=1e-12)
+    texts = np.asarray(trials(jnp.array(p), jnp.array(q), keys(ROWS)))
+    assert fit(texts, law).ok
+
+
+def test_the_second_sibling_must_meet_the_residual():
+    """The gate sees a rule that tries the second sibling against the whole of p."""
+    law = outcomes(P, Q, 2)
+    wrong = {}
+    for drafted in itertools.product(range(V), repeat=2):
+        alone = [outcomes(P, Q, 1).get((x, x), 0) / Q[x] for x in drafted]
+        for token in range(V):
+            first, second = (token == x for x in drafted)
+            rest = np.maximum(np.array(P) - Q, 0) / np.maximum(np.array(P) - Q, 0).sum()
+            chance = alone[0] * first + (1 - alone[0]) * (alone[1] * second + (1 - alone[1]) * rest[token])
+            wrong[*drafted, token] = Q[drafted[0]] * Q[drafted[1]] * chance
+    wrong = {cell: chance for cell, chance in wrong.items() if chance > 0}
+    texts = np.asarray(trials(jnp.array(P), jnp.array(Q), keys(ROWS)))
+    assert fit(texts, law).ok and not fit(texts, wrong).ok
+
+
+@jax.jit
+def first_token(token, p, keys):
+    """The first emitted token for one given draft."""
+    d = draft(jnp.stack([jnp.int32(0), token]), (-1, 0))
+    s = scores(jnp.tile(jnp.log(p), (2, 1)), Sampling(temperature=1.0))
+    return jax.vmap(lambda key: point_mass(key, d, s, 2).tokens[:1])(keys)
+
+
+@pytest.mark.parametrize("token", range(V))
+def test_point_mass(token):
+    texts = np.asarray(first_token(jnp.int32(token), jnp.array(P), keys(50_000)))
+    assert fit(texts, {(v,): p for v, p in enumerate(P)}).ok
+
+
+POINT = draft([0, 3], (-1, 0))
+COUPLED = draft([0, 3], (-1, 0), law=np.zeros((2, V)), proposal="coupled")
+
+
+@pytest.mark.parametrize("given", [POINT, COUPLED, POINT.replace(proposal="sampled")])
+def test_a_draft_that_was_not_drawn_is_refused(given):
+    with pytest.raises(ValueError, match=f"draft: got a '{given.proposal}' draft, takes a 'sampled' one"):
+        rejection(noise.request_key(0), given, scores(np.zeros((2, V)), Sampling(temperature=1.0)), 2)
+
+
+def test_the_bias_that_the_refusal_prevents():
+    """The likeliest token of q as the draft, said to be a draw from q: the first token has another law."""
+    p, q = LAWS["random"]
+    best = int(np.argmax(q))
+    forced = draft([0, best], (-1, 0), law=np.log(np.tile(q, (2, 1))), proposal="sampled")
+    s = scores(np.log(np.tile(p, (2, 1))), Sampling(temperature=1.0))
+    biased, right = (
+        jax.jit(jax.vmap(lambda key, rule=rule: rule(key, forced, s, 2).tokens[:1]))(keys(50_000))
+        for rule in (rejection, point_mass)
+    )
+    law = {(v,): chance for v, chance in enumerate(p)}
+    assert fit(np.asarray(right), law).ok
+    found = fit(np.asarray(biased), law)
+    assert not found.ok and found.distance > 0.05
+
+
+def test_greedy_rows_take_the_likeliest_token():
+    logits = np.array([[0, 3, 1, 0, 0], [5, 0, 0, 0, 0]])
+    for token, accepted in ((1, 1), (2, 0)):
+        one_hot = np.where(np.arange(V) == token, 0, -np.inf)
+        d = draft([0, token], (-1, 0), law=np.tile(one_hot, (2, 1)), proposal="sampled")
+        for rule in (rejection, point_mass):
+            v = rule(noise.request_key(0), d, scores(logits, want_log_probs=True), 2)
+            assert v.accepted == accepted and v.tokens.tolist()[: accepted + 1] == [1, 0][: accepted + 1]
+            assert v.log_probs.tolist() == [0, 0]
+
+
+def test_law_over_some_ids():
+    """A law given for some tokens only is zero for the rest; unused columns have no mass."""
+    ids = jnp.array([[0, 0, 0], [4, 1, -1]])
+    logs = jnp.log(jnp.array([[1.0, 0, 0], [0.75, 0.25, 0]]))
+    dense = np.log(np.maximum([[1, 0, 0, 0, 0], [0, 0.25, 0, 0, 0.75]], 1e-45))
+    s = scores(np.log(np.tile(P, (2, 1))), Sampling(temperature=1.0))
+    given = draft([0, 4], (-1, 0), law=np.zeros((2, V)), proposal="sampled")
+    sparse = given.replace(law=given.law.replace(log_probs=logs, ids=ids))
+    full = given.replace(law=given.law.replace(log_probs=jnp.asarray(dense, jnp.float32)))
+    some = keys(2000)
+    got, want = (jax.vmap(lambda key, d=d: rejection(key, d, s, 2))(some) for d in (sparse, full))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert 0 < got.accepted.mean() < 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("rule", [rejection, point_mass])
+def test_invalid_logits_give_no_token(rule, bad):
+    d = draft([0, 2], (-1, 0), law=np.zeros((2, V)), proposal="sampled")
+    v = rule(noise.request_key(0), d, scores(np.full((2, V), bad), Sampling(temperature=1.0)), 2)
+    assert v.next_token == -1 and v.accepted == 0
