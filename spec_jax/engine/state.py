@@ -30,8 +30,8 @@ class Counters:
     """Counts per row since its request began.
 
     rounds: target passes; scored: nodes that the passes were wide, unused ones and roots too; drafted: nodes verified,
-    roots left out; accepted: drafted nodes that were emitted; emitted: tokens, so
-    emitted = accepted + rounds - trimmed, where trimmed counts rounds whose correction or bonus token fell to a budget, end of sequence or stop.
+    roots left out; accepted: drafted nodes that were emitted; emitted: tokens. emitted = accepted + rounds - trimmed,
+    where trimmed counts rounds whose correction or bonus token fell to a budget, end of sequence or stop.
     depth_reached[d] counts the rounds whose draft had a node at depth d + 1, and depth_accepted[d] those in which it
     was emitted.
     """

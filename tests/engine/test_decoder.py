@@ -150,13 +150,13 @@ def test_minimum_length_holds_off_eos_stops_and_stop_strings():
     )[0]
     assert len(result.tokens) == text.index(text[2], 8) + 1
     stops = [[whole.tokens[2]]]
-    result = d.generate(
-        ["abc"], 30, key=2, sampling=Sampling(temperature=1.0, min_new_tokens=9), eos=(), stops=stops
-    )[0]
+    result = d.generate(["abc"], 30, key=2, sampling=Sampling(temperature=1.0, min_new_tokens=9), eos=(), stops=stops)[
+        0
+    ]
     assert len(result.tokens) == text.index(text[2], 8) + 1
-    banned = d.generate(
-        ["abc"], 30, key=2, sampling=Sampling(temperature=1.0, min_new_tokens=20), eos=list(range(4))
-    )[0]
+    banned = d.generate(["abc"], 30, key=2, sampling=Sampling(temperature=1.0, min_new_tokens=20), eos=list(range(4)))[
+        0
+    ]
     assert min(banned.tokens[:20]) >= 4
 
 
@@ -200,9 +200,7 @@ def test_saved_state_of_another_engine_or_damaged_is_refused(tmp_path):
 def test_text_so_far_recomputes_what_was_evicted():
     whole = plain("abc", 20, 4)
     for cut in (0, 1, 7, 20):
-        result = decoder(True).generate(
-            ["abc"], 20, key=4, sampling=SAMPLED, eos=(), generated=whole.tokens[:cut]
-        )[0]
+        result = decoder(True).generate(["abc"], 20, key=4, sampling=SAMPLED, eos=(), generated=whole.tokens[:cut])[0]
         assert result.tokens == whole.tokens
 
 
