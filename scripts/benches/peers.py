@@ -15,12 +15,12 @@ from collections import defaultdict
 from typing import Any
 
 import choose
-import numpy as np
 
 from spec_jax.models.load import LoadedTarget, load_target
 from spec_jax.sampling.settings import Sampling
 
 from . import output, runs, schema
+from .reference import to_transformers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,43 +76,11 @@ class _Transformers:
     """transformers' LlamaForCausalLM with our dequantised weights."""
 
     def __init__(self, model: LoadedTarget) -> None:
-        try:
-            import torch
-            from transformers import LlamaConfig, LlamaForCausalLM
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(f"{missing.name} is missing: pip install 'spec_jax[reference]'") from missing
-        self._torch, c, p = torch, model.target.config, model.params
+        self._model = to_transformers(model)
+        import torch
+
+        self._torch = torch
         torch.set_num_threads(os.cpu_count() or 1)
-        if c.rope.type != "default" or c.attention_bias or c.mlp_bias or p.head is not None:
-            raise ValueError("--model: peers takes models with plain RoPE, no biases and a tied head")
-        config = LlamaConfig(
-            vocab_size=c.vocab_size,
-            hidden_size=c.hidden_size,
-            intermediate_size=c.intermediate_size,
-            num_hidden_layers=c.num_layers,
-            num_attention_heads=c.num_heads,
-            num_key_value_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            rms_norm_eps=c.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
-            max_position_embeddings=c.max_position_embeddings,
-            tie_word_embeddings=True,
-        )
-        self._model: Any = LlamaForCausalLM(config).eval()
-        tensor = lambda x: torch.from_numpy(np.array(x))  # noqa: E731
-        weights = {"model.embed_tokens.weight": tensor(p.embedding).T, "model.norm.weight": tensor(p.norm)}
-        assert isinstance(p.layers, tuple)
-        for i, layer in enumerate(p.layers):
-            at = f"model.layers.{i}"
-            weights[f"{at}.input_layernorm.weight"] = tensor(layer.attention_norm)
-            weights[f"{at}.post_attention_layernorm.weight"] = tensor(layer.mlp_norm)
-            for name in ("q", "k", "v", "o"):
-                weights[f"{at}.self_attn.{name}_proj.weight"] = tensor(getattr(layer, name).kernel).T
-            for name in ("gate", "up", "down"):
-                weights[f"{at}.mlp.{name}_proj.weight"] = tensor(getattr(layer, name).kernel).T
-        missing = self._model.load_state_dict({k: v.contiguous() for k, v in weights.items()}, strict=False)
-        assert missing.missing_keys in ([], ["lm_head.weight"]) and not missing.unexpected_keys, missing
-        self._model.tie_weights()
         self._eos = list(model.eos_token_ids)
 
     def timed(self, ids: tuple[int, ...], tokens: int, options: dict[str, Any]) -> tuple[int, float, float]:

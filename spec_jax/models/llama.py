@@ -14,6 +14,7 @@ import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.tree_attention import tree_attention
 from spec_jax import tree as trees
 from spec_jax.models import attention
 from spec_jax.models.config import LlamaConfig
@@ -188,7 +189,7 @@ class Llama:
             v = heads(leaves.v(flat)).swapaxes(1, 2)
             if mask.shape[2] != n:
                 k, v = extend(k_old, k), extend(v_old, v)
-            out = attention.tree_attention(q, k_cache, v_cache, state.length, k, v, mask, c.head_dim**-0.5)
+            out = tree_attention(q, k_cache, v_cache, state.length, k, v, mask, c.head_dim**-0.5)
             x = x + leaves.o(out.reshape(b * n, -1)).reshape(b, n, -1)
             flat = rms_norm(x, leaves.mlp_norm, c.rms_norm_eps).reshape(b * n, -1)
             return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), k, v

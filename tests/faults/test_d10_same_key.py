@@ -53,8 +53,8 @@ def test_without_compilation():
     tree = chain(jnp.int32(3), jnp.array([1, 4, 2]), jnp.int32(3))
     draft = Draft(tree, jnp.ones(4))
     compiled = jax.jit(lambda key, scores: match(key, draft, scores, 4))
-    for i in range(5):
-        row, past = to_row(SAMPLING, kit.WORDS), History(jnp.int32(0), jnp.int32(0))
+    for i in range(3):
+        row, past = to_row(Sampling(temperature=0.9), kit.WORDS), History(jnp.int32(0), jnp.int32(0))
         scores = Scores(ONE[0, 3, tree.tokens], row, past, jnp.int32(i), free(kit.WORDS), adjusted=False)
         with jax.disable_jit():
             plain = match(kit.key_of(i), draft, scores, 4)

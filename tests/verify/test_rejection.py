@@ -98,6 +98,7 @@ def test_point_mass(token):
     assert fit(texts, {(v,): p for v, p in enumerate(P)}).ok
 
 
+RULES = {rule: jax.jit(lambda key, d, s, rule=rule: rule(key, d, s, 2)) for rule in (rejection, point_mass)}
 POINT = draft([0, 3], (-1, 0))
 COUPLED = draft([0, 3], (-1, 0), law=np.zeros((2, V)), proposal="coupled")
 
@@ -129,8 +130,8 @@ def test_greedy_rows_take_the_likeliest_token():
     for token, accepted in ((1, 1), (2, 0)):
         one_hot = np.where(np.arange(V) == token, 0, -np.inf)
         d = draft([0, token], (-1, 0), law=np.tile(one_hot, (2, 1)), proposal="sampled")
-        for rule in (rejection, point_mass):
-            v = rule(noise.request_key(0), d, scores(logits, want_log_probs=True), 2)
+        for rule in RULES.values():
+            v = rule(noise.request_key(0), d, scores(logits, want_log_probs=True))
             assert v.accepted == accepted and v.tokens.tolist()[: accepted + 1] == [1, 0][: accepted + 1]
             assert v.log_probs.tolist() == [0, 0]
 
@@ -145,7 +146,7 @@ def test_law_over_some_ids():
     sparse = given.replace(law=given.law.replace(log_probs=logs, ids=ids))
     full = given.replace(law=given.law.replace(log_probs=jnp.asarray(dense, jnp.float32)))
     some = keys(2000)
-    got, want = (jax.vmap(lambda key, d=d: rejection(key, d, s, 2))(some) for d in (sparse, full))
+    got, want = (jax.jit(jax.vmap(lambda key, d=d: rejection(key, d, s, 2)))(some) for d in (sparse, full))
     jax.tree.map(np.testing.assert_array_equal, got, want)
     assert 0 < got.accepted.mean() < 1
 
@@ -154,5 +155,5 @@ def test_law_over_some_ids():
 @pytest.mark.parametrize("rule", [rejection, point_mass])
 def test_invalid_logits_give_no_token(rule, bad):
     d = draft([0, 2], (-1, 0), law=np.zeros((2, V)), proposal="sampled")
-    v = rule(noise.request_key(0), d, scores(np.full((2, V), bad), Sampling(temperature=1.0)), 2)
+    v = RULES[rule](noise.request_key(0), d, scores(np.full((2, V), bad), Sampling(temperature=1.0)))
     assert v.next_token == -1 and v.accepted == 0
