@@ -45,7 +45,7 @@ def load(name: str, count: int = 8) -> list[Prompt]:
 def _code_edit() -> Iterator[tuple[str, str]]:
     def ask(entry: dict[str, str]) -> str:
         source = stdlib.function(entry["module"], entry["qualname"])
-        return f"{entry['instruction']} Return the whole function.\n\n```python\n{source}\n```"
+        return f"{entry['instruction']} Return the whole function and change nothing else.\n\n```python\n{source}\n```"
 
     return _listed("code_edit", ask)
 

@@ -48,9 +48,3 @@ def continuation(tokens: Int[Array, "text"], length: Int[Array, ""], at: Int[Arr
     """The k tokens behind place `at` < length - 1 of a text; where the text ends, they go on with themselves."""
     period = jnp.maximum(length - 1 - at, 1)
     return tokens[jnp.clip(at + 1 + jnp.arange(k) % period, 0, tokens.shape[0] - 1)]
-
-
-def ring_continuation(store: Int[Array, "n"], at: Int[Array, ""], k: int) -> Int[Array, "k"]:
-    """The k tokens behind place `at` of a ring, NO_TOKEN from the first NO_TOKEN on."""
-    behind = store[(at + 1 + jnp.arange(k)) % store.shape[0]]
-    return jnp.where(jnp.cumprod(behind != NO_TOKEN) > 0, behind, NO_TOKEN)

@@ -119,7 +119,7 @@ class Suffix:
         return dataclasses.replace(state, begin=state.begin.at[rows].set(_NOTHING, mode="drop"))
 
     def _candidates(self, store: Array, tokens: Array, length: Array) -> tuple[Array, Array]:
-        """The best places' match lengths, best first (0: none), and the tokens behind them."""
+        """The best places' match lengths, best first (0: none), and the tokens behind them, up to any NO_TOKEN."""
         end = matches.suffix(tokens, length, self.longest)
         place = jnp.arange(tokens.shape[0], dtype=jnp.int32)
         agreed = jnp.where(place < length - 1, matches.match_lengths(tokens, end), 0)
@@ -130,7 +130,7 @@ class Suffix:
         agreed = matches.match_lengths(store, end, ring=True) - self.store_penalty
         agreed = jnp.where(jnp.roll(store, -1) == matches.NO_TOKEN, 0, jnp.maximum(agreed, 0))
         stored, at = matches.best(agreed, self.candidates)
-        behind = jax.vmap(lambda i: matches.ring_continuation(store, i, self.depth))(at)
+        behind = store[(at[:, None] + 1 + jnp.arange(self.depth)) % self.store]
         found, order = lax.top_k(jnp.concatenate([found, stored]), self.candidates)
         return found, jnp.concatenate([following, behind])[order]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,14 +13,11 @@ import numpy as np
 from spec_jax.drafters.drafter import Context
 from spec_jax.engine.engine import Engine, EngineParams, Rule
 from spec_jax.engine.requests import request
-from spec_jax.engine.rows import Requests
 from spec_jax.engine.state import EngineState
 from spec_jax.models.toy import TableTarget
 from spec_jax.sampling.constraint import Constraint
 from spec_jax.sampling.history import from_text
 from spec_jax.sampling.settings import Sampling, SamplingRow, to_row
-from spec_jax.tree import Proposal
-from spec_jax.verify.match import match
 from spec_jax.verify.rejection import rejection
 from spec_jax.verify.scores import Scores
 from tests.faults import kit
@@ -58,12 +54,8 @@ def table(rows: Any) -> jax.Array:
     return jnp.asarray(np.concatenate([rows, np.full((V + 1, 1), -np.inf)], axis=1), jnp.float32)
 
 
-def engine(rule: Rule = rejection, mode: Proposal = "sampled", parents: tuple[int, ...] = CHAIN) -> Engine:
-    sizes = {"max_len": 8, "prefill_chunk": 4, "max_eos": 1, "max_stops": 1, "max_stop_length": 1, "max_bias": 2}
-    return Engine(TableTarget(V + 1), drafter=TableDrafter(parents, mode), rule=rule, **sizes)
-
-
-MATCH = engine(match, "coupled")
+SIZES = {"max_len": 8, "prefill_chunk": 4, "max_eos": 1, "max_stops": 1, "max_stop_length": 1, "max_bias": 2}
+ENGINE = Engine(TableTarget(V + 1), drafter=TableDrafter(CHAIN, "sampled"), rule=rejection, **SIZES)
 
 
 def guess(
@@ -75,75 +67,60 @@ def guess(
     return Guess(*tables, jnp.int32(k), jnp.int32(NOISES.index(noise)), jnp.int32(tag))
 
 
-def requests_of(e: Engine, sampling: Sampling, n: int, prompt: Sequence[int] = (START,), **options: Any) -> Requests:
-    """One request in every row."""
-    one = request(e, list(prompt), n, sampling=sampling, **options)
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (ROWS, *x.shape[1:])), one)
-
-
 def sample(
-    e: Engine,
     target: Any,
     drafter: Guess,
     sampling: Sampling,
     n: int,
     calls: int = 1,
-    prompt: Sequence[int] = (START,),
     eos: Sequence[int] = (),
     grammar: Grammar | None = None,
-    requests: Requests | None = None,
     max_rounds: int = kit.ALL,
     order: Any = slice(None),
 ) -> tuple[np.ndarray, EngineState]:
-    """Texts [calls x ROWS, n] of independent keys, -1 behind their end, and the last call's state."""
+    """Texts [calls x ROWS, n] of independent keys, -1 behind their end, and the last call's state; by the p/q rule."""
     transitions, start = grammar or (None, -1)
     params = EngineParams(table(target), drafter, kit.room_for(transitions, V + 1), jnp.ones(1))
-    requests = requests or requests_of(e, sampling, n, prompt, eos=eos, constraint_start=start + 1)
+    one = request(ENGINE, [START], n, sampling=sampling, eos=eos, constraint_start=start + 1)
+    requests = jax.tree.map(lambda x: jnp.broadcast_to(x, (ROWS, *x.shape[1:])), one)
     texts = []
-    for keys in _keys(calls):
-        state = jax.device_get(kit.run_many(e, params, requests.replace(key=keys[order]), max_rounds))
-        text = state.rows.tokens[:, len(prompt) : len(prompt) + n]
-        written = np.arange(n) < (state.rows.length - len(prompt))[:, None]
-        texts.append(np.where(written, text, -1))
+    for keys in keys_of(calls):
+        state = jax.device_get(kit.run_many(ENGINE, params, requests.replace(key=keys[order]), max_rounds))
+        written = np.arange(n) < (state.rows.length - 1)[:, None]
+        texts.append(np.where(written, state.rows.tokens[:, 1 : 1 + n], -1))
     return np.concatenate(texts), state
 
 
-@lru_cache
-def _keys(calls: int) -> list[jax.Array]:
+def sample_rule(
+    rule: Rule, target: Any, drafter: Guess, sampling: Sampling, calls: int = 1, grammar: Grammar | None = None
+) -> np.ndarray:
+    """Texts [calls x ROWS, 3] of independent keys by a rule alone, without an engine."""
+    transitions, start = grammar or (None, -1)
+    row, bound = to_row(sampling, V + 1, (), 2, 1), kit.room_for(transitions, V + 1)
+    given = (rule, table(target), drafter, row, bound, jnp.int32(start + 1))
+    return np.concatenate([np.asarray(_texts(*given, keys)) for keys in keys_of(calls)])
+
+
+def law_of(
+    target: Any, sampling: Sampling, n: int = 3, eos: Sequence[int] = (), grammar: Grammar | None = None
+) -> dict[tuple[int, ...], float]:
+    """The exact law of the first n tokens."""
+    return strings(lambda text: np.append(target[text[-1]], -np.inf), (START,), n, sampling, eos, grammar)
+
+
+def gate(target: Any, drafter: Guess, sampling: Sampling = PLAIN, n: int = 3, calls: int = 1, **how: Any) -> Fit:
+    """Texts of the p/q rule in an engine, against their exact law."""
+    return fit(sample(target, drafter, sampling, n, calls, **how)[0], law_of(target, sampling, n, **how))
+
+
+def gate_rule(rule: Rule, target: Any, drafter: Guess, sampling: Sampling = PLAIN, calls: int = 1, **how: Any) -> Fit:
+    """Texts of a rule alone, against their exact law."""
+    return fit(sample_rule(rule, target, drafter, sampling, calls, **how), law_of(target, sampling, **how))
+
+
+@functools.cache
+def keys_of(calls: int) -> list[jax.Array]:
     return [jnp.asarray(np.random.default_rng(i).integers(0, 2**32, (ROWS, 2), dtype=np.uint32)) for i in range(calls)]
-
-
-def gate(
-    e: Engine,
-    tables: tuple[Any, Any],
-    drafter: Guess,
-    sampling: Sampling = PLAIN,
-    n: int = 3,
-    calls: int = 1,
-    **how: Any,
-) -> Fit:
-    """Texts of an engine against the exact law of plain decoding."""
-    texts, _ = sample(e, tables[0], drafter, sampling, n, calls, **how)
-    prompt = how.get("prompt", (START,))
-    logits = lambda text: np.append(tables[0][text[-1]], -np.inf)  # noqa: E731
-    return fit(texts, strings(logits, prompt, n, sampling, how.get("eos", ()), how.get("grammar")))
-
-
-def gate_rule(
-    rule: Rule,
-    tables: tuple[Any, Any],
-    drafter: Guess,
-    sampling: Sampling = PLAIN,
-    law_of: Sampling | None = None,
-    calls: int = 1,
-    grammar: Grammar | None = None,
-) -> Fit:
-    """Texts of a rule alone, without an engine, against the exact law of `law_of` (None: of `sampling`): 3 tokens."""
-    row, (transitions, start) = to_row(sampling, V + 1, (), 2, 1), grammar or (None, -1)
-    given = (table(tables[0]), drafter, row, kit.room_for(transitions, V + 1), jnp.int32(start + 1))
-    texts = [np.asarray(_texts(rule, *given, keys)) for keys in _keys(calls)]
-    logits = lambda text: np.append(tables[0][text[-1]], -np.inf)  # noqa: E731
-    return fit(np.concatenate(texts), strings(logits, (START,), 3, law_of or sampling, grammar=grammar))
 
 
 @functools.partial(jax.jit, static_argnums=0)

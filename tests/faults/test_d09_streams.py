@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.faults.lawkit import PLAIN, P, Q, engine, guess, sample
+from tests.faults.lawkit import PLAIN, P, Q, guess, sample
 from tests.faults.laws import fit
 
 TARGET, DRAFT = (np.log(np.tile(x, (6, 1))) for x in (P, Q))
@@ -11,7 +11,7 @@ TARGET, DRAFT = (np.log(np.tile(x, (6, 1))) for x in (P, Q))
 
 def first_tokens(noise):
     """One drafted position, then a plain one; the first token and whether the draft was refused."""
-    texts, state = sample(engine(), TARGET, guess(DRAFT, PLAIN, k=1, noise=noise), PLAIN, 2)
+    texts, state = sample(TARGET, guess(DRAFT, PLAIN, k=1, noise=noise), PLAIN, 2)
     return texts[:, :1], state.rows.counters.accepted == 0
 
 

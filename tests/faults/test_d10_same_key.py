@@ -12,7 +12,7 @@ from spec_jax.tree import Draft, chain
 from spec_jax.verify.match import match
 from spec_jax.verify.scores import Scores
 from tests.faults import kit
-from tests.faults.lawkit import PLAIN, ROWS, TABLES, engine, guess, sample
+from tests.faults.lawkit import PLAIN, ROWS, TABLES, guess, sample
 from tests.faults.oracle import generate
 
 KEYS = 50
@@ -64,7 +64,7 @@ def test_without_compilation():
 def test_rejection_depends_on_the_row_alone():
     """The p/q rule gives other text than plain decoding, but the same for the same key and draft, in every slot."""
     target, draft = TABLES["RND"]
-    e, order = engine(), np.random.default_rng(0).permutation(ROWS)
-    texts, _ = sample(e, target, guess(draft, PLAIN), PLAIN, 3)
-    moved, _ = sample(e, target, guess(draft, PLAIN), PLAIN, 3, order=order)
+    order = np.random.default_rng(0).permutation(ROWS)
+    texts, _ = sample(target, guess(draft, PLAIN), PLAIN, 3)
+    moved, _ = sample(target, guess(draft, PLAIN), PLAIN, 3, order=order)
     assert (moved == texts[order]).all()

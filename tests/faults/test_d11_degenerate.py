@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from spec_jax.sampling.settings import Sampling
+from spec_jax.verify.match import match
 from spec_jax.verify.rejection import point_mass
 from tests.faults.drafters import Guess
-from tests.faults.lawkit import MATCH, PLAIN, V, engine, gate, gate_rule, sample, table
+from tests.faults.lawkit import PLAIN, V, gate, gate_rule, sample, table
 from tests.faults.planted import RULE_FAULTS, chain_rule
 
-ENGINES = {"match": MATCH, "rejection": engine()}
 HALF = [0.5, 0.5, 0, 0, 0]
 SPREAD = [0.1, 0.2, 0.3, 0.2, 0.2]
 # Target's law, the law that is drawn from, and the one that the draft states.
@@ -34,45 +34,44 @@ def draft(drawn, said, tag="none"):
     return Guess(*rows, jnp.int32(2), jnp.int32(0), jnp.int32(RULE_FAULTS.index(tag)))
 
 
-@pytest.mark.parametrize("rule", ENGINES)
 @pytest.mark.parametrize("case", LAWS)
-def test_law(case, rule):
+def test_law(case):
     target, drawn, said = LAWS[case]
-    assert gate(ENGINES[rule], (logits(target), None), draft(drawn, said)).ok
+    assert gate(logits(target), draft(drawn, said)).ok
 
 
+@pytest.mark.parametrize("rule", [match, point_mass])
 @pytest.mark.parametrize("case", LAWS)
-def test_law_of_the_point_mass_rule(case):
+def test_law_of_rules_that_do_not_ask_how_a_draft_was_made(case, rule):
     target, drawn, said = LAWS[case]
-    assert gate_rule(point_mass, (logits(target), None), draft(drawn, said)).ok
+    assert gate_rule(rule, logits(target), draft(drawn, said)).ok
 
 
 def test_equal_laws_are_always_kept():
-    _, state = sample(engine(), logits(SPREAD), draft(SPREAD, SPREAD), PLAIN, 3)
+    _, state = sample(logits(SPREAD), draft(SPREAD, SPREAD), PLAIN, 3)
     assert (state.rows.counters.rounds == 1).all()
 
 
 @pytest.mark.parametrize(("token", "kept"), [(0, True), (3, False)])
 def test_a_token_that_the_stated_law_lacks(token, kept):
     """q(x) = 0: kept where p(x) > 0, never where p(x) = 0."""
-    texts, state = sample(engine(), logits(HALF), draft(np.eye(V)[token], [0, 0, 0.5, 0, 0.5]), PLAIN, 2)
+    texts, state = sample(logits(HALF), draft(np.eye(V)[token], [0, 0, 0.5, 0, 0.5]), PLAIN, 2)
     assert ((texts >= 0) & (texts < 2)).all()
     assert ((state.rows.counters.accepted == 1) == kept).all()
 
 
-@pytest.mark.parametrize("rule", ENGINES)
-def test_greedy_takes_the_only_token(rule):
-    texts, _ = sample(ENGINES[rule], logits([0, 0, 1, 0, 0]), draft(SPREAD, SPREAD), Sampling(), 3)
+def test_greedy_takes_the_only_token():
+    texts, _ = sample(logits([0, 0, 1, 0, 0]), draft(SPREAD, SPREAD), Sampling(), 3)
     assert (texts == 2).all()
 
 
 def test_a_uniform_fallback_is_caught():
     target, drawn, said = LAWS["empty residual"]
-    assert gate_rule(chain_rule, (logits(target), None), draft(drawn, said)).ok
-    assert not gate_rule(chain_rule, (logits(target), None), draft(drawn, said, "uniform")).ok
+    assert gate_rule(chain_rule, logits(target), draft(drawn, said)).ok
+    assert not gate_rule(chain_rule, logits(target), draft(drawn, said, "uniform")).ok
 
 
 def test_a_rule_that_keeps_what_both_laws_lack_is_caught():
     drafts = {fault: draft(np.eye(V)[3], [0, 0, 0.5, 0, 0.5], fault) for fault in ("none", "at most")}
-    outside = {f: gate_rule(chain_rule, (logits(HALF), None), d).outside for f, d in drafts.items()}
+    outside = {f: gate_rule(chain_rule, logits(HALF), d).outside for f, d in drafts.items()}
     assert outside["none"] == 0 and outside["at most"] > 100

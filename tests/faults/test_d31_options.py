@@ -14,9 +14,9 @@ from spec_jax.verify.match import match
 from spec_jax.verify.rejection import point_mass, rejection
 from tests.faults import kit, lawkit
 from tests.faults.drafters import Guess, TableDrafter
-from tests.faults.lawkit import START, V, engine, gate, gate_rule, guess, sample
+from tests.faults.lawkit import PLAIN, V, gate, gate_rule, guess, law_of, sample, sample_rule
 from tests.faults.laws import fit
-from tests.faults.oracle import generate, strings
+from tests.faults.oracle import generate
 
 PROMPT, BUDGET, EOS = [1, 2, 6], 30, 6
 TABLES = jnp.repeat(kit.row_tables(31, 1), kit.ROWS, axis=0)
@@ -90,24 +90,25 @@ LAWS = {
 
 
 @functools.cache
-def default_texts():
+def default_texts(rule):
     target, draft = lawkit.TABLES["RND"]
-    return sample(engine(), target, guess(draft, lawkit.PLAIN), lawkit.PLAIN, 3, eos=(2,))[0]
+    if rule is rejection:
+        return sample(target, guess(draft, PLAIN), PLAIN, 3, eos=(2,))[0]
+    return sample_rule(rule, target, guess(draft, PLAIN), PLAIN)
 
 
 @pytest.mark.parametrize("option", LAWS)
 def test_every_option_acts_on_the_law(option):
-    tables, sampling = lawkit.TABLES["RND"], LAWS[option]
-    assert gate(engine(), tables, guess(tables[1], lawkit.PLAIN), sampling, eos=(2,)).ok
-    law = strings(lambda text: np.append(tables[0][text[-1]], -np.inf), (START,), 3, sampling, (2,))
-    assert not fit(default_texts(), law).ok
+    (target, draft), sampling = lawkit.TABLES["RND"], LAWS[option]
+    assert gate(target, guess(draft, PLAIN), sampling, eos=(2,)).ok
+    assert not fit(default_texts(rejection), law_of(target, sampling, eos=(2,))).ok
 
 
 @pytest.mark.parametrize("option", [name for name in LAWS if name != "min_new_tokens"])
 def test_every_option_acts_on_the_law_of_the_point_mass_rule(option):
-    tables = lawkit.TABLES["RND"]
-    assert gate_rule(point_mass, tables, guess(tables[1], lawkit.PLAIN), LAWS[option]).ok
-    assert not gate_rule(point_mass, tables, guess(tables[1], lawkit.PLAIN), law_of=LAWS[option]).ok
+    (target, draft), sampling = lawkit.TABLES["RND"], LAWS[option]
+    assert gate_rule(point_mass, target, guess(draft, PLAIN), sampling).ok
+    assert not fit(default_texts(point_mass), law_of(target, sampling)).ok
 
 
 @pytest.mark.parametrize("mode", ["point", "coupled", "sampled"])
