@@ -11,4 +11,4 @@ from spec_jax.models.target import Target
 
 def engine(target: Target, max_len: int) -> Engine:
     """Merged continuations of the four best places, up to 31 tokens."""
-    return Engine(target, max_len, drafter=Suffix(), controller=Throughput(), widths=(1, 4, 8, 16, 32))
+    return Engine(target, max_len, drafter=Suffix(), controller=Throughput(prior=64.0), widths=(1, 4, 8, 16, 32))

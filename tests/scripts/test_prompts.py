@@ -46,7 +46,7 @@ def test_code_edit_holds_the_whole_function_and_its_edit():
         text = prompt.messages[0]["content"]
         module, qualname = prompt.name.removeprefix("code-edit/").split(".", 1)
         code = text.split("```python\n")[1].removesuffix("\n```")
-        assert "Return the whole function." in text
+        assert "Return the whole function and change nothing else." in text
         compile(code, module, "exec")
         assert f"def {qualname.rsplit('.', 1)[-1]}(" in code
         if text.startswith("Rename"):
