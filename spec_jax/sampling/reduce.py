@@ -1,7 +1,7 @@
 """Reductions over a vocabulary in two stages.
 
 XLA on CPU reduces a row one element at a time and a matrix over its leading axis in vectors; a row folded to
-[V / 128, 128] takes the second way. The order of additions is fixed, so equal rows give equal sums everywhere.
+[V / 128, 128] takes the second way (a short row stays a row). The order of additions is fixed, so equal rows give equal sums everywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, Int, Num
 _LANES = 128
 
 
-def _fold(x: Num[Array, "v"], fill: float) -> Num[Array, "f 128"]:
+def _fold(x: Num[Array, "v"], fill: float) -> Num[Array, "f lanes"]:
+    if x.shape[0] <= _LANES:
+        return x[None]
     return jnp.pad(x, (0, -x.shape[0] % _LANES), constant_values=fill).reshape(-1, _LANES)
 
 
