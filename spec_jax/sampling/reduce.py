@@ -1,7 +1,8 @@
 """Reductions over a vocabulary in two stages.
 
 XLA on CPU reduces a row one element at a time and a matrix over its leading axis in vectors; a row folded to
-[V / 128, 128] takes the second way (a short row stays a row). The order of additions is fixed, so equal rows give equal sums everywhere.
+[V / 128, 128] takes the second way (a short row stays a row). The order of additions is fixed, so equal rows give equal
+sums everywhere.
 """
 
 from __future__ import annotations
