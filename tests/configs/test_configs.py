@@ -16,12 +16,17 @@ PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4]]
 
 
 @functools.cache
-def results(name, temperature):
+def decoder(name):
     target = AuditTarget(V)
     draft = target if name in DRAFT_MODEL else None
     engine = configs.build(name, target, 80, draft_model=draft)
-    decoder = Decoder(engine, audit_table(V), 0.8 * audit_table(V) if draft else None, batch=2)
-    return engine, decoder.generate(PROMPTS, 60, key=3, sampling=Sampling(temperature=temperature))
+    return Decoder(engine, audit_table(V), 0.8 * audit_table(V) if draft else None, batch=2)
+
+
+@functools.cache
+def results(name, temperature):
+    got = decoder(name).generate(PROMPTS, 60, key=3, sampling=Sampling(temperature=temperature))
+    return decoder(name).engine, got
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.0))

@@ -14,7 +14,16 @@ from spec_jax.verify.rejection import rejection
 from spec_jax.verify.scores import Scores
 from spec_jax.verify.verdict import Verdict, Walk
 
-RULE_FAULTS = ("none", "replacement from p", "one coordinate", "lenience", "epsilon", "uniform", "at most")
+RULE_FAULTS = (
+    "none",
+    "replacement from p",
+    "one coordinate",
+    "lenience",
+    "epsilon",
+    "uniform",
+    "at most",
+    "chosen by token",
+)
 SLOT_FAULTS = ("none", "bonus temperature", "verified only", "ignored", "frozen", "bonus only")
 
 
@@ -30,7 +39,7 @@ def chain_rule(key, draft, scores, m) -> Verdict:
         p, last = jnp.exp(scores.log_probs(z)), child == n
         child = jnp.minimum(child, n - 1)
         x, q = draft.tree.tokens[child], jnp.exp(draft.law.log_probs[child])
-        tried = ~last & draft.tree.valid[child]
+        tried = ~last & draft.tree.valid[child] & ((tag != 7) | (x < 2))
         ratio = p[x] / q[x]
         ratio = jnp.where(tag == 3, 1.1 * ratio, jnp.where(tag == 4, p[x] / (q[x] + 0.01), ratio))
         u = noise.uniform(accept, at, child)

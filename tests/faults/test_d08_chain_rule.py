@@ -1,10 +1,16 @@
 """D08: the chain rule gives the target's law; the usual slips in it do not."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from spec_jax.control.budget import Always, WidestLive
+from spec_jax.control.throughput import Throughput
+from spec_jax.tree import Draft, Law, chain
 from spec_jax.verify.match import match
 from spec_jax.verify.rejection import point_mass
-from tests.faults.lawkit import PLAIN, TABLES, gate, gate_rule, guess
+from tests.faults.lawkit import PLAIN, TABLES, V, gate, gate_rule, guess
 from tests.faults.planted import RULE_FAULTS, chain_rule
 
 
@@ -34,7 +40,9 @@ def test_the_rule_that_faults_are_planted_in_is_right_without(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize(("fault", "calls"), [("replacement from p", 1), ("one coordinate", 1), ("lenience", 4)])
+@pytest.mark.parametrize(
+    ("fault", "calls"), [("replacement from p", 1), ("one coordinate", 1), ("lenience", 4), ("chosen by token", 1)]
+)
 def test_a_planted_fault_is_caught(fault, calls, name):
     assert not chain_with(fault, name, calls).ok
 
@@ -42,3 +50,30 @@ def test_a_planted_fault_is_caught(fault, calls, name):
 def test_a_small_number_in_the_denominator_is_caught():
     """On RND only: the other table hides it, as it shows others that RND hides."""
     assert not chain_with("epsilon", "RND", calls=4).ok
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        Always(),
+        WidestLive(),
+        pytest.param(
+            Throughput(), marks=pytest.mark.xfail(strict=True, reason="widths are weighed by what cut tokens led to")
+        ),
+    ],
+)
+def test_a_budget_does_not_look_at_the_sampled_tokens_that_it_cuts(controller):
+    """Or it would choose drafts by their tokens. Confidences behind the first cut node were made from cut tokens."""
+    widths, rng = (1, 4, 8), np.random.default_rng(0)
+    tree = jax.vmap(lambda anchor: chain(anchor, jnp.arange(7), jnp.int32(7)))(jnp.arange(2))
+    active = jnp.array([True, True])
+    law = Law(jnp.zeros((2, 8, V)))
+    for _ in range(100):
+        cost = jnp.asarray(np.sort(rng.uniform(1, 3, 3)), jnp.float32)
+        confidence, other = rng.uniform(0.2, 1, (2, 2, 8))
+        draft = Draft(tree, jnp.asarray(confidence, jnp.float32), law, "sampled")
+        state = controller.init(2)
+        chosen = int(controller.decide(state, draft, active, cost, widths))
+        unseen = np.where(np.arange(8) > widths[chosen], other, confidence)
+        draft = draft.replace(confidence=jnp.asarray(unseen, jnp.float32))
+        assert controller.decide(state, draft, active, cost, widths) == chosen
