@@ -68,7 +68,17 @@ class Throughput:
         cost: Float[Array, "w"],
         widths: tuple[int, ...],
     ) -> Int[Array, ""]:
-        """The index of the best width; the narrowest of equals."""
+        """The index of the best width; the narrowest of equals.
+
+        Raises:
+            ValueError: for a "sampled" draft: cutting it by confidences that follow its tokens would bias what the p/q
+                rule emits.
+        """
+        if draft.proposal == "sampled":
+            raise ValueError(
+                "controller: got Throughput with a 'sampled' draft, takes 'point' or 'coupled' ones; "
+                "use Always for drafts that the p/q rule verifies"
+            )
         chance = path_probability(dataclasses.replace(draft, confidence=self.calibrated(state, draft.confidence)))
         gained = jnp.cumsum(jnp.where(active[:, None], chance, 0.0).sum(0))
         return jnp.argmax(gained[jnp.asarray(widths) - 1] / cost).astype(jnp.int32)

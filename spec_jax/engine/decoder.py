@@ -20,7 +20,7 @@ from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.measure import measure_cost
 from spec_jax.engine.requests import request
 from spec_jax.engine.saved import load, save
-from spec_jax.engine.state import EngineState, Finish
+from spec_jax.engine.state import Counters, EngineState, Finish
 from spec_jax.engine.text import GrowingText, held_back
 from spec_jax.sampling.constraint import Constraint, bank, free
 from spec_jax.sampling.settings import Sampling
@@ -32,7 +32,8 @@ class Result:
 
     tokens are all that was emitted, an ending end-of-sequence token or stop sequence included; text leaves those out.
     finish is "eos", "stop", "budget", "max_len", "invalid" (NaN logits, or no token allowed) or "closed".
-    Log-probs stand per token, under the model alone (raw) and under the request's settings; None if not recorded.
+    Log-probs stand per token, under the model alone (raw) and under the request's settings; None if not recorded,
+    and NaN for tokens that came with the request (`generated`).
     """
 
     id: int
@@ -128,6 +129,7 @@ class Decoder:
         self._waiting: deque[_Job] = deque()
         self._slots: list[_Job | None] = [None] * batch
         self._prefilled: tuple[int, EngineState] | None = None
+        self._dropped: list[_Job] = []
         self._next_id = 0
 
     @property
@@ -138,7 +140,7 @@ class Decoder:
     @property
     def busy(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._waiting) or any(self._slots)
+        return bool(self._waiting) or any(self._slots) or bool(self._dropped)
 
     @property
     def programs(self) -> int:
@@ -216,7 +218,7 @@ class Decoder:
     def step(self, chunk_rounds: int = 16) -> list[Update]:
         """Fill free slots, run one chunk, and return what it brought."""
         self._fill()
-        if self._cost is None:
+        if self._cost is None and any(self._slots):
             self._cost = measure_cost(self.engine, self.params, self._state, self._decode)
             self.params = dataclasses.replace(self.params, cost=self._cost.at(self.engine.widths))
         self._state = self._decode(self.params, self._state, chunk_rounds)
@@ -243,6 +245,7 @@ class Decoder:
         for job in self._waiting:
             if job.id == id:
                 self._waiting.remove(job)
+                self._dropped.append(job)
                 return
         for slot, job in enumerate(self._slots):
             if job is not None and job.id == id:
@@ -306,7 +309,8 @@ class Decoder:
         r = self._state.rows
         wanted = (r.tokens, r.length, r.prompt_length, r.finish, r.counters, r.raw_log_probs, r.log_probs)
         tokens, length, prompt_length, finish, counters, raw, law = jax.device_get(wanted)
-        updates = []
+        updates = [Update(job.id, (), "", _never_ran(job)) for job in self._dropped]
+        self._dropped = []
         for slot, job in enumerate(self._slots):
             if job is None:
                 continue
@@ -347,6 +351,13 @@ class Decoder:
 
 def _compiled(f: Any) -> int:
     return f._cache_size()
+
+
+def _never_ran(job: _Job) -> Result:
+    """The result of a request that was closed while it waited."""
+    text = None if job.text is None else ""
+    counters = {f: 0 for f in Counters.__dataclass_fields__}
+    return Result(job.id, job.prompt, (), text, Finish.CLOSED.name.lower(), None, None, counters)
 
 
 def _visible(emitted: list[int], reason: Finish, stops: list[list[int]]) -> int:

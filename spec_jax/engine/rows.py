@@ -102,7 +102,12 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
     finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
     given["state"] = _constraint_state(params.constraint, requests)
-    rows = dataclasses.replace(state.rows, **given, finish=finish.astype(jnp.int32))
+    index = jnp.arange(size)
+    earlier = (index >= requests.prompt_length[:, None]) & (index < requests.length[:, None])
+    unknown = jnp.where(earlier, jnp.nan, 0.0) if engine.log_probs else None
+    rows = dataclasses.replace(
+        state.rows, **given, finish=finish.astype(jnp.int32), raw_log_probs=unknown, log_probs=unknown
+    )
     return EngineState(rows, target, drafter, state.controller)
 
 

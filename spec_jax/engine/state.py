@@ -51,7 +51,8 @@ class Rows:
     """The requests. A row's text is tokens[:length]: the prompt, then what was emitted; the last token is the anchor.
 
     limit is the longest text of the row (prompt plus budget, at most the engine's max_len). stops hold stop sequences,
-    right-aligned, -1 before them. state is the constraint's state. Log-probs stand at their token's index.
+    right-aligned, -1 before them. state is the constraint's state.
+    Log-probs stand at their token's index, NaN for tokens emitted by an earlier run.
     """
 
     tokens: Int[Array, "b text"]

@@ -202,6 +202,21 @@ def test_text_so_far_recomputes_what_was_evicted():
     for cut in (0, 1, 7, 20):
         result = decoder(True).generate(["abc"], 20, key=4, sampling=SAMPLED, eos=(), generated=whole.tokens[:cut])[0]
         assert result.tokens == whole.tokens
+        assert np.isnan(result.log_probs[:cut]).all()
+        np.testing.assert_allclose(result.log_probs[cut:], whole.log_probs[cut:], atol=1e-5)
+
+
+def test_a_request_closed_while_it_waits_has_a_result():
+    d = decoder()
+    ids = [d.submit("abc", 4, eos=())[0] for _ in range(4)]
+    d.close(ids[3])
+    results = {u.id: u.result for u in d.run() if u.result}
+    assert set(results) == set(ids) and results[ids[3]].finish == "closed" and results[ids[3]].tokens == ()
+    d.submit("abc", 4)
+    d.close(ids[3] + 1)
+    assert [u.result.finish for u in d.run()] == ["closed"] and not d.busy
+    with pytest.raises(ValueError, match="id: got 99999"):
+        d.close(99999)
 
 
 def test_constraints_by_index():

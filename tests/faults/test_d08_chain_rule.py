@@ -57,9 +57,6 @@ def test_a_small_number_in_the_denominator_is_caught():
     [
         Always(),
         WidestLive(),
-        pytest.param(
-            Throughput(), marks=pytest.mark.xfail(strict=True, reason="widths are weighed by what cut tokens led to")
-        ),
     ],
 )
 def test_a_budget_does_not_look_at_the_sampled_tokens_that_it_cuts(controller):
@@ -77,3 +74,11 @@ def test_a_budget_does_not_look_at_the_sampled_tokens_that_it_cuts(controller):
         unseen = np.where(np.arange(8) > widths[chosen], other, confidence)
         draft = draft.replace(confidence=jnp.asarray(unseen, jnp.float32))
         assert controller.decide(state, draft, active, cost, widths) == chosen
+
+
+def test_a_budget_that_weighs_confidences_refuses_sampled_drafts():
+    tree = jax.vmap(lambda anchor: chain(anchor, jnp.arange(7), jnp.int32(7)))(jnp.arange(2))
+    draft = Draft(tree, jnp.ones((2, 8)), Law(jnp.zeros((2, 8, V))), "sampled")
+    state, active = Throughput().init(2), jnp.array([True, True])
+    with pytest.raises(ValueError, match="controller: got Throughput with a 'sampled' draft"):
+        Throughput().decide(state, draft, active, jnp.ones(3), (1, 4, 8))
