@@ -167,7 +167,7 @@ def test_committed_state_equals_a_fresh_run(node):
 def test_scoring_leaves_the_state_alone():
     target, params = small()
     _, state = prefilled(target, params)
-    _, _, after = score(target, params, state, tree_of(PARENTS, 2))
+    _, _, after = target.score(params, state, tree_of(PARENTS, 2))
     assert all(a is b for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
 
 
