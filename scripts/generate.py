@@ -15,31 +15,11 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 import choose  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+from benches import prompts  # noqa: E402
 from spec_jax.engine.decoder import Decoder, Result  # noqa: E402
 from spec_jax.models.load import LoadedTarget, load_target  # noqa: E402
 
-_DEMO = '''Add type hints to the signature of this function. Return the whole function and change nothing else.
-
-```python
-def retry(task, attempts=3, delay=0.5, backoff=2.0, on_error=None):
-    """Run a task until it succeeds or the attempts are used up.
-
-    The delay between attempts grows by the backoff factor. Every error
-    is handed to on_error, if it is given, and the last one is raised.
-    """
-    if attempts < 1:
-        raise ValueError("attempts must be at least 1")
-    for attempt in range(attempts):
-        try:
-            return task()
-        except Exception as error:
-            if on_error is not None:
-                on_error(attempt, error)
-            if attempt == attempts - 1:
-                raise
-            time.sleep(delay)
-            delay = delay * backoff
-```'''
+_DEMO = 9  # of the code-edit prompts in benches/
 
 
 def main() -> None:
@@ -93,12 +73,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-': to stdout instead of the text)")
     args = parser.parse_args()
     args.compare = args.compare or args.demo
+    if args.demo and args.max_new_tokens is None:
+        args.max_new_tokens = 256
     return args
 
 
 def _prompt(args: argparse.Namespace) -> str:
     if args.demo:
-        return _DEMO
+        return prompts.load("code-edit", _DEMO)[-1].messages[0]["content"]
     if args.file is None:
         return args.prompt
     return sys.stdin.read() if str(args.file) == "-" else args.file.read_text()
