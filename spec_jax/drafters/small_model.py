@@ -69,7 +69,7 @@ class SmallModel:
     def init(self, params: Any, batch: int, max_len: int) -> SmallModelState:
         """Empty rows."""
         state = self.model.init_state(params, batch, max_len + max(self.block, self.nodes))
-        return SmallModelState(state, self._score_all(params, state)[1])
+        return SmallModelState(state, self._score_all(params, state, batch)[1])
 
     def tap(self, output: Output) -> None:
         """The target's outputs are not needed."""
@@ -140,15 +140,9 @@ class SmallModel:
 
         return jax.vmap(one)(logits, context.sampling, past, context.key, context.length)
 
-    def _score_all(self, params: Any, state: Any) -> Any:
+    def _score_all(self, params: Any, state: Any, batch: int) -> Any:
         """A full tree's staged rows, for their shape; nothing of it is ever committed."""
-        batch = state_batch(state)
         parent = jnp.broadcast_to(jnp.arange(-1, self.k), (batch, self.nodes))
         tree = Tree(jnp.zeros_like(parent), parent, jnp.ones(parent.shape, bool))
         shapes = jax.eval_shape(lambda p, s: self.model.score(p, s, tree), params, state)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-
-def state_batch(state: Any) -> int:
-    """Rows of a target's state, read off its lengths."""
-    return state.length.shape[0]

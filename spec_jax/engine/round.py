@@ -30,6 +30,7 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
     draft, drafter_state = engine.drafter.propose(params.drafter, state.drafter, context)
     draft = _within_room(draft, context)
     which = engine.controller.decide(state.controller, draft, rows.running, params.cost, engine.widths)
+    width = jnp.asarray(engine.widths)[which]
     passes = [_verify_width(engine, params, state, context, w) for w in engine.widths]
     verdict, staged, taps, changed = lax.switch(which, passes, draft)
     target_state = _merge(state.target, changed)
@@ -46,9 +47,8 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
         next_token=jnp.where(keep > 0, last, anchor),
         path=verdict.path,
         taps=taps,
-        tree=dataclasses.replace(draft.tree, valid=_verified(draft, jnp.asarray(engine.widths)[which])),
+        tree=dataclasses.replace(draft.tree, valid=_verified(draft, width)),
     )
-    width = jnp.asarray(engine.widths)[which]
     return EngineState(
         rows=_advance(rows, draft, width, verdict, keep, finish),
         target=target_state,

@@ -99,14 +99,13 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
     # Counted by one: XLA takes a loop with a known bound below its stride for one without turns, and drops it.
     chunks = (todo.max() + chunk - 1) // chunk
     _, target, drafter = lax.while_loop(lambda c: c[0] < chunks, body, start)
-    finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__}
     given["state"] = _constraint_state(params.constraint, requests)
     index = jnp.arange(size)
     earlier = (index >= requests.prompt_length[:, None]) & (index < requests.length[:, None])
     unknown = jnp.where(earlier, jnp.nan, 0.0) if engine.log_probs else None
     rows = dataclasses.replace(
-        state.rows, **given, finish=finish.astype(jnp.int32), raw_log_probs=unknown, log_probs=unknown
+        state.rows, **given, finish=_first_finish(engine, requests), raw_log_probs=unknown, log_probs=unknown
     )
     return EngineState(rows, target, drafter, state.controller)
 
@@ -134,14 +133,12 @@ def place(
     """
     r, slots = requests.length.shape[0], _in_range(state, slots)
     given = {f: getattr(requests, f) for f in Requests.__dataclass_fields__ if f != "state"}
-    finish = jnp.where(requests.length < requests.limit, Finish.RUNNING, _at_limit(engine, requests.limit))
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (r, *x.shape[1:])), one.rows)
-    rows = dataclasses.replace(rows, **given, finish=finish.astype(jnp.int32))
+    rows = dataclasses.replace(rows, **given, finish=_first_finish(engine, requests))
     target = engine.target.take(engine.target.materialize(one.target), jnp.zeros(r, jnp.int32))
     drafter = state.drafter
     for i in range(r - 1):
         drafter = engine.drafter.insert(drafter, slots[i : i + 1], one.drafter)
-    state = dataclasses.replace(state, drafter=drafter)
     put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
     return EngineState(
         rows=jax.tree.map(put, state.rows, rows),
@@ -197,5 +194,7 @@ def _constraint_state(constraint: Constraint, requests: Requests) -> Array:
     return lax.fori_loop(0, (end - begin).max(), body, requests.state)
 
 
-def _at_limit(engine: Engine, limit: Array) -> Array:
-    return jnp.where(limit < engine.max_len, Finish.BUDGET, Finish.MAX_LEN)
+def _first_finish(engine: Engine, requests: Requests) -> Array:
+    """RUNNING, or why a request has no room for a single token."""
+    limit = jnp.where(requests.limit < engine.max_len, Finish.BUDGET, Finish.MAX_LEN)
+    return jnp.where(requests.length < requests.limit, Finish.RUNNING, limit).astype(jnp.int32)
