@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Proposal = Literal["point", "coupled", "sampled"]
+Proposal = Literal["point", "coupled", "sampled", "without_replacement"]
 
 
 @flax.struct.dataclass
@@ -34,7 +34,8 @@ class Tree:
 class Law:
     """The laws that the nodes' tokens were drawn from, one row per node; row 0 (the root) is unused.
 
-    `ids` None means that column v is token v. log_probs is -inf outside the support.
+    Siblings share a law: drawn without replacement, each comes from it without its elder siblings (those before it in
+    the tree), renormalised. `ids` None means that column v is token v. log_probs is -inf outside the support.
     """
 
     log_probs: Float[Array, "*b n m"]
@@ -46,7 +47,9 @@ class Draft:
     """What a drafter proposes.
 
     proposal says how the tokens came about, and a rule that needs another kind refuses the draft: "point": chosen by a
-    score; "coupled": the drafter's own choice under the position's noise; "sampled": an independent draw from `law`.
+    score; "coupled": the drafter's own choice under the position's noise; "sampled": an independent draw from `law`;
+    "without_replacement": siblings drawn one after another from `law`, without repeats. Whether and how often a node
+    was drawn for may depend on what was drawn before it, never on its own token.
     confidence[i] is the drafter's estimate that node i is accepted if its parent is (1.0 for the root).
     """
 
