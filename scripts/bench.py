@@ -10,9 +10,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 
 import choose  # noqa: E402
 
-from benches import decode, peers, text  # noqa: E402
+from benches import coupling, decode, kernels, peers, rules, text  # noqa: E402
 
-_COMMANDS = {"decode": decode, "text": text, "peers": peers}
+_COMMANDS = {"decode": decode, "text": text, "peers": peers, "kernels": kernels, "coupling": coupling, "rules": rules}
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from spec_jax.models.load import load_target
 from spec_jax.sampling.settings import Sampling
 
 from . import output, runs, schema
-from .overhead import round_overhead
+from .overhead import Overhead
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95)
 
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> None:
     model, settings = load_target(args.model), choose.sampling_of(args)
     name = choose.config_of(args, "suffix_decoding")
     engine, drafter_params = choose.build(args, model, name)
+    engine = runs.fewer_widths(engine, args)
     plain_engine, _ = choose.build(argparse.Namespace(**{**vars(args), "draft_model": None}), model, "plain")
     cases = runs.cases(model, args)
     fast = choose.decoder(model, engine, drafter_params)
@@ -65,11 +66,12 @@ def run(args: argparse.Namespace) -> None:
     recompiles = fast.programs + plain.programs - before
 
     classes = {
-        cls: _class(args, model, settings, [c for c in cases if c.cls == cls], seconds, results) for cls in runs.CLASSES
+        cls: _class(args, model, settings, cls, cases, seconds, results) for cls in runs.CLASSES
     }
+    measured = Overhead(engine, fast.params)
     overhead = {
-        "greedy": round_overhead(engine, fast.params, cases[0].ids, Sampling(), args.quick),
-        "sampled": round_overhead(engine, fast.params, cases[0].ids, SAMPLED, args.quick),
+        "greedy": measured.measure(cases[0].ids, Sampling(), args.quick),
+        "sampled": measured.measure(cases[0].ids, SAMPLED, args.quick),
     }
     result = {
         "classes": classes,
@@ -81,8 +83,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _class(
-    args: Any, model: Any, settings: Sampling, cases: list[runs.Case], seconds: Any, results: Any
+    args: Any, model: Any, settings: Sampling, cls: str, cases: list[runs.Case], seconds: Any, results: Any
 ) -> dict[str, Any]:
+    room, cases = runs.room(cases, args.tokens), [c for c in cases if c.cls == cls]
     total = {side: sum(statistics.median(seconds[side, c.name]) for c in cases) for side in ("plain", "fast")}
     tokens = {side: sum(len(results[side, c.name].tokens) for c in cases) for side in ("plain", "fast")}
     passes = sum(results["fast", c.name].counters["rounds"] for c in cases)
@@ -96,7 +99,7 @@ def _class(
             key=args.seed,
             sampling=settings,
             eos=model.eos_token_ids,
-            max_len=args.max_len,
+            max_len=room,
         )
         for c in cases
     ]
@@ -106,7 +109,7 @@ def _class(
         "tokens_per_second": {"plain": rate["plain"], "speculative": rate["fast"]},
         "same_text": runs.merge(checks),
     }
-    print(f"{cases[0].cls}: {out}", file=sys.stderr)
+    print(f"{cls}: {out}", file=sys.stderr)
     return out
 
 

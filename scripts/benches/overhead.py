@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import Any
 
@@ -19,45 +20,53 @@ from spec_jax.tree import Tree
 from .ratios import in_turn
 
 
-def round_overhead(
-    engine: Engine, params: EngineParams, prompt: tuple[int, ...], sampling: Sampling, quick: bool = False
-) -> float:
-    """1 - (time of the target passes) / (time of the rounds), median of several, for the first rounds of a prompt.
+class Overhead:
+    """The programs of one engine, compiled once for all sampling settings."""
 
-    The rounds are recorded first, to know how wide each pass was; the passes are then run alone, in that order, at the
-    text lengths they had.
-    """
-    count, repeats = (8, 3) if quick else (24, 9)
-    budget = min(count * engine.block, engine.max_len - len(prompt))
-    init = jax.jit(rows.init, static_argnums=0)
-    start = init(engine, params, request(engine, prompt, budget, sampling=sampling))
-    decode = jax.jit(lambda p, s, n: loop.decode(engine, p, s, n))
-    widths, lengths, state = [], [], start
-    while len(widths) < count and bool(state.rows.running[0]):
-        before = int(state.rows.counters.scored[0])
-        lengths.append(int(state.rows.length[0]) - 1)
-        state = decode(params, state, 1)
-        widths.append(engine.widths.index(int(state.rows.counters.scored[0]) - before))
-    order, at = jnp.asarray(widths), jnp.asarray(lengths)
+    def __init__(self, engine: Engine, params: EngineParams) -> None:
+        self._engine, self._params = engine, params
+        self._init = jax.jit(functools.partial(rows.init, engine))
+        self._decode = jax.jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
+        self._passes = jax.jit(self._passes_of)
 
-    def score(width: int, target: Any, length: Any, p: EngineParams) -> Any:
+    def measure(self, prompt: tuple[int, ...], sampling: Sampling, quick: bool = False) -> float:
+        """1 - (time of the target passes) / (time of the rounds), median of several, for the first rounds of a prompt.
+
+        The rounds are recorded first, to know how wide each pass was; the passes are then run alone, in that order, at
+        the text lengths they had.
+        """
+        engine, params = self._engine, self._params
+        count, repeats = (4, 3) if quick else (24, 9)
+        budget = min(count * engine.block, engine.max_len - len(prompt))
+        start = self._init(params, request(engine, prompt, budget, sampling=sampling))
+        copy = lambda: jax.tree.map(jnp.copy, start)  # noqa: E731
+        widths, lengths, state = [], [], copy()
+        while len(widths) < count and bool(state.rows.running[0]):
+            before = int(state.rows.counters.scored[0])
+            lengths.append(int(state.rows.length[0]) - 1)
+            state = self._decode(params, state, 1)
+            widths.append(engine.widths.index(int(state.rows.counters.scored[0]) - before))
+        live = len(widths)
+        pad = lambda x: jnp.asarray(x + [0] * (count - live))  # noqa: E731
+        seconds = in_turn(
+            {
+                "rounds": lambda fresh: self._decode(params, fresh, live).rows.length,
+                "passes": lambda _: self._passes(params, state.target, pad(widths), pad(lengths), live),
+            },
+            repeats,
+            setup=lambda: (copy(),),
+        )
+        return 1 - statistics.median(np.array(seconds["passes"]) / np.array(seconds["rounds"]))
+
+    def _passes_of(self, params: EngineParams, target: Any, order: Any, lengths: Any, count: Any) -> Any:
+        branches = [lambda n, w=w: self._score(w, target, n, params) for w in self._engine.widths]
+        step = lambda i, total: total + lax.switch(order[i], branches, lengths[i])  # noqa: E731
+        return lax.fori_loop(0, count, step, 0.0)
+
+    def _score(self, width: int, target: Any, length: Any, params: EngineParams) -> Any:
         parent = jnp.arange(-1, width - 1)[None]
         tree = Tree(jnp.ones_like(parent), parent, jnp.ones(parent.shape, bool))
-        output, staged, _ = engine.target.score(p.target, target.replace(length=target.length * 0 + length), tree)
-        whole = lax.optimization_barrier((output.logits, staged))
-        return output.logits.max() + sum(x.sum() for x in jax.tree.leaves(whole[1]))
-
-    @jax.jit
-    def passes(p: EngineParams, target: Any) -> Any:
-        branches = [lambda n, w=w: score(w, target, n, p) for w in engine.widths]
-        step = lambda total, x: (total + lax.switch(x[0], branches, x[1]), None)  # noqa: E731
-        return lax.scan(step, 0.0, (order, at))[0]
-
-    seconds = in_turn(
-        {
-            "rounds": lambda: decode(params, start, len(widths)).rows.length,
-            "passes": lambda: passes(params, state.target),
-        },
-        repeats,
-    )
-    return 1 - statistics.median(np.array(seconds["passes"]) / np.array(seconds["rounds"]))
+        moved = target.replace(length=target.length * 0 + length)
+        output, staged, _ = self._engine.target.score(params.target, moved, tree)
+        logits, staged = lax.optimization_barrier((output.logits, staged))
+        return logits.max() + sum(x.sum() for x in jax.tree.leaves(staged))

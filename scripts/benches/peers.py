@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     runs.quicken(args)
     model = load_target(args.model)
     engine, drafter_params = choose.build(args, model, choose.config_of(args, "suffix_decoding"))
+    engine = runs.fewer_widths(engine, args)
     plain_engine, _ = choose.build(argparse.Namespace(**{**vars(args), "draft_model": None}), model, "plain")
     cases = runs.cases(model, args)
     ours = {"speculative": choose.decoder(model, engine, drafter_params), "plain": choose.decoder(model, plain_engine)}

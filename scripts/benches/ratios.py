@@ -9,14 +9,15 @@ import jax
 
 
 def in_turn(
-    functions: Mapping[str, Callable[[], Any]],
+    functions: Mapping[str, Callable[..., Any]],
     repeats: int,
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
+    setup: Callable[[], tuple[Any, ...]] = tuple,
 ) -> dict[str, list[float]]:
     """Seconds of every function, `repeats` of each; results that are arrays are waited for.
 
-    Each round runs all functions once, the next round starting one function later, so that none is always the first.
+    `setup` makes each call's arguments, outside the time that counts. Each round runs all functions once, the next round starting one function later, so that none is always the first.
     The first `warm_up` rounds are not counted. Raises ValueError without a function or a round.
     """
     if not functions:
@@ -27,8 +28,9 @@ def in_turn(
     for turn in range(-warm_up, repeats):
         for i in range(len(names)):
             name = names[(i + turn) % len(names)]
+            given = jax.block_until_ready(setup())
             start = clock()
-            jax.block_until_ready(functions[name]())
+            jax.block_until_ready(functions[name](*given))
             if turn >= 0:
                 seconds[name].append(clock() - start)
     return seconds

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from spec_jax.engine.decoder import Decoder, Result
+from spec_jax.engine.engine import Engine
 from spec_jax.models.load import LoadedTarget
 from spec_jax.sampling.settings import Sampling
 
@@ -28,14 +29,21 @@ class Case:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --prompts, --tokens and --repeats."""
     parser.add_argument("--prompts", type=int, default=4, metavar="N", help="prompts per class (4)")
-    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="new tokens per prompt (128)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="most new tokens per prompt (256)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (3)")
 
 
 def quicken(args: argparse.Namespace) -> None:
     """Make --quick mean a minute at most."""
     if args.quick:
-        args.prompts, args.tokens, args.repeats = 1, min(args.tokens, 32), 1
+        args.prompts, args.tokens, args.repeats = 1, min(args.tokens, 16), 1
+
+
+def fewer_widths(engine: Engine, args: argparse.Namespace) -> Engine:
+    """The engine; with --quick only its narrowest and widest pass, since most of a short run is compiling."""
+    if not args.quick:
+        return engine
+    return dataclasses.replace(engine, widths=tuple(sorted({engine.widths[0], engine.widths[-1]})))
 
 
 def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
@@ -53,6 +61,11 @@ def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
                 )
             found.append(Case(prompt.name, cls, tuple(ids)))
     return found
+
+
+def room(cases: list[Case], tokens: int) -> int:
+    """Length of the longest text that the cases can come to, rounded up: the replays then share one program."""
+    return -(-(max(len(c.ids) for c in cases) + tokens) // 64) * 64
 
 
 def timed(

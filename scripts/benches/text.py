@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     model = load_target(args.model)
     cases = runs.cases(model, args)
     engine, drafter_params = choose.build(args, model, choose.config_of(args, "suffix_decoding"))
+    engine = runs.fewer_widths(engine, args)
     result: dict[str, Any] = {}
     for batch in (1, 4):
         decoder = choose.decoder(model, engine, drafter_params, batch)
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
                     key=args.seed + i,
                     sampling=sampling,
                     eos=model.eos_token_ids,
-                    max_len=args.max_len,
+                    max_len=runs.room(cases, args.tokens),
                 )
             result[f"{name}_batch_{batch}"] = {cls: runs.merge([r]) for cls, r in by_class.items()}
             print(f"{name}, batch {batch}: {result[f'{name}_batch_{batch}']}", file=sys.stderr)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import heapq
 from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
+from spec_jax.sampling.reduce import top_tokens
+from spec_jax.topology.static import Template, likeliest
 from spec_jax.tree import Draft, Tree
 
-_LANES = 128
 _ON_PATH = 1 << 30
 
 
@@ -61,28 +60,21 @@ class Recycling:
             raise ValueError(f"rates: got {len(rates)} of them, takes 1 .. vocab_size, which is {self.vocab_size}")
         if not all(0 < r < 1 for r in rates) or list(rates) != sorted(rates, reverse=True):
             raise ValueError(f"rates: got {rates}, takes numbers in (0, 1), descending")
-        if len(self.template[0]) < self.nodes:
+        if self.template.nodes < self.nodes:
             raise ValueError(
-                f"nodes: got {self.nodes}, takes at most {len(self.template[0])}, "
+                f"nodes: got {self.nodes}, takes at most {self.template.nodes}, "
                 f"as many as {len(rates)} successors give down to depth {self.max_depth}"
             )
 
     @functools.cached_property
-    def template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Each node's parent and rank (the root's -1 and 0)."""
-        return best_first(self.rates, self.nodes, self.max_depth)
+    def template(self) -> Template:
+        """The fixed shape."""
+        return likeliest(self.rates, self.nodes, self.max_depth)
 
     @property
     def depth(self) -> int:
         """Depth of the fixed shape."""
-        return int(self._depths.max())
-
-    @property
-    def _depths(self) -> np.ndarray:
-        depths = np.zeros(self.nodes, int)
-        for i, parent in enumerate(self.template[0][1:], 1):
-            depths[i] = depths[parent] + 1
-        return depths
+        return self.template.depth
 
     def init(self, params: Any, batch: int, max_len: int) -> Adjacency:
         """No token scored yet."""
@@ -115,8 +107,8 @@ class Recycling:
 
     def propose(self, params: Any, state: Adjacency, context: Context) -> tuple[Draft, Adjacency]:
         """The tree; nodes whose token is not known, or that could not be emitted, are invalid."""
-        parent, rank = (np.asarray(x) for x in self.template)
-        depths, batch = self._depths, context.tokens.shape[0]
+        shape, batch = self.template, context.tokens.shape[0]
+        parent, rank, depths = (np.asarray(x) for x in (shape.parent, shape.rank, shape.depths))
         tokens = jnp.full((batch, self.nodes), -1, jnp.int32).at[:, 0].set(context.anchor)
         for level in range(1, self.depth + 1):
             here = np.flatnonzero(depths == level)
@@ -140,46 +132,6 @@ class Recycling:
     def release(self, state: Adjacency, rows: Int[Array, "r"], tokens: Array, length: Array) -> Adjacency:
         """The table stays."""
         return state
-
-
-def best_first(rates: tuple[float, ...], nodes: int, max_depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Parents and ranks of the `nodes` likeliest nodes, likeliest first; fewer if the depth allows no more.
-
-    A node's chance is the product of rates[rank] on its root path. Ties go to the node found first.
-    """
-    parents, ranks = [], []
-    heap = [(-1.0, 0, -1, 0, 0)]
-    found = 1
-    while heap and len(parents) < nodes:
-        chance, _, parent, rank, depth = heapq.heappop(heap)
-        here = len(parents)
-        parents.append(parent)
-        ranks.append(rank)
-        if depth < max_depth:
-            heapq.heappush(heap, (chance * rates[0], found, here, 0, depth + 1))
-            found += 1
-        if parent >= 0 and rank + 1 < len(rates):
-            heapq.heappush(heap, (chance / rates[rank] * rates[rank + 1], found, parent, rank + 1, depth))
-            found += 1
-    return tuple(parents), tuple(ranks)
-
-
-def top_tokens(logits: Float[Array, "*b vocab"], k: int) -> Int[Array, "*b k"]:
-    """Ids of the k greatest logits, greatest first, equal ones in any order; -1 where no more are above -inf.
-
-    In two stages: the k columns of [vocab / 128, 128] with the greatest maxima hold them all. XLA's own top-k over a
-    vocabulary takes several times as long on CPU.
-    """
-    vocab = logits.shape[-1]
-    lanes = min(_LANES, vocab)
-    folded = jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, -vocab % lanes)], constant_values=-jnp.inf)
-    folded = folded.reshape(*logits.shape[:-1], -1, lanes)
-    _, column = lax.top_k(folded.max(-2), min(k, lanes))
-    some = jnp.take_along_axis(folded, column[..., None, :], axis=-1)
-    ids = jnp.arange(folded.shape[-2])[:, None] * lanes + column[..., None, :]
-    flat = lambda x: x.reshape(*logits.shape[:-1], -1)  # noqa: E731
-    top, at = lax.top_k(flat(some), k)
-    return jnp.where(top > -jnp.inf, jnp.take_along_axis(flat(ids), at, axis=-1), -1).astype(jnp.int32)
 
 
 def _hash(tokens: Int[Array, "*b k"]) -> Int[Array, "*b"]:

@@ -15,6 +15,7 @@ from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState
 
 _UNWANTED = 1e9
+_SHORT, _LONG = 1, 3
 
 
 def measure_cost(
@@ -22,19 +23,36 @@ def measure_cost(
     params: EngineParams,
     state: EngineState,
     decode: Callable[[EngineParams, EngineState, int], EngineState],
-    repeats: int = 5,
+    repeats: int = 3,
 ) -> CostModel:
     """Median seconds of a round by width.
 
     Each width is forced by a cost vector that makes all others unattractive, so the controller must weigh cost
-    (`Throughput` does) and nothing is compiled for it. `state` has to have running rows with room; it is not changed.
+    (`Throughput` does) and nothing is compiled for it. A width's cost is what further rounds add to the first one,
+    without the time it takes to enter the program. `state` has to have running rows; it is not changed.
     """
-    seconds = np.zeros((repeats + 1, len(engine.widths)))
-    for r in range(repeats + 1):
+    endless = dataclasses.replace(
+        state.rows,
+        limit=jnp.full_like(state.rows.limit, engine.max_len),
+        sampling=dataclasses.replace(state.rows.sampling, eos=jnp.full_like(state.rows.sampling.eos, -1)),
+        stops=jnp.full_like(state.rows.stops, -1),
+    )
+    state = dataclasses.replace(state, rows=endless)
+    begun = int(state.rows.counters.rounds.max())
+
+    def run(width: int, rounds: int) -> tuple[float, int]:
+        cost = jnp.full(len(engine.widths), _UNWANTED, jnp.float32).at[width].set(1.0)
+        copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        begin = time.perf_counter()
+        after = jax.block_until_ready(decode(dataclasses.replace(params, cost=cost), copy, rounds))
+        return time.perf_counter() - begin, int(after.rows.counters.rounds.max()) - begun
+
+    seconds = np.zeros((repeats, len(engine.widths)))
+    run(0, _SHORT)
+    for r in range(repeats):
         for i in range(len(engine.widths)):
-            forced = dataclasses.replace(params, cost=jnp.full(len(engine.widths), _UNWANTED).at[i].set(1.0))
-            copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
-            begin = time.perf_counter()
-            jax.block_until_ready(decode(forced, copy, 1))
-            seconds[r, i] = time.perf_counter() - begin
-    return CostModel(engine.widths, tuple(float(s) for s in np.median(seconds[1:], axis=0)))
+            short, few = run(i, _SHORT)
+            long, many = run(i, _LONG)
+            more = (long - short) / (many - few) if many > few else 0.0
+            seconds[r, i] = more if more > 0 else short / few
+    return CostModel(engine.widths, tuple(float(s) for s in np.median(seconds, axis=0)))

@@ -78,15 +78,16 @@ def verify_rows(engine: Engine, context: Context, draft: Draft, output: Output) 
     """The rule on every row, in the cheapest of three programs that serves the batch: greedy, sampled, or adjusted."""
 
     def program(sampled: bool, adjusted: bool):
-        def one(key, draft, logits, row, text, prompt_length, length, constraint_state):
+        def one(key, draft, logits, features, row, text, prompt_length, length, constraint_state):
             vocab = logits.shape[-1] if adjusted else None
             past = history.from_text(text, prompt_length, length, constraint_state, vocab)
             flags = {"sampled": sampled, "adjusted": adjusted, "want_log_probs": engine.log_probs}
-            scores = Scores(logits, row, past, length, context.constraint, **flags)
+            scores = Scores(logits, row, past, length, context.constraint, **flags, features=features)
             return engine.rule(key, draft, scores, engine.block)
 
         c = context
-        batch = (c.key, draft, output.logits, c.sampling, c.tokens, c.prompt_length, c.length, c.state)
+        scored = (output.logits, output.features)
+        batch = (c.key, draft, *scored, c.sampling, c.tokens, c.prompt_length, c.length, c.state)
         return lambda: jax.vmap(one)(*batch)
 
     level = jnp.where(context.adjusted, 2, context.sampled.astype(jnp.int32))

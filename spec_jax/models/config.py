@@ -127,6 +127,7 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -150,8 +151,8 @@ class LlamaConfig:
 
         The sizes of layers, heads and matrices must be there; other absent fields have transformers' defaults. Rotary
         parameters are in `rope_parameters`, or in the older `rope_theta` and `rope_scaling`. Raises ValueError, naming
-        the field, for anything that would make another model: other activations, sliding windows, partial or
-        interleaved rotation, quantised weights.
+        the field, for anything that would make another model: other activations, a sliding window in a Llama,
+        partial or interleaved rotation, quantised weights.
         """
 
         def refuse(name: str, value: Any, taken: str) -> None:
@@ -163,13 +164,15 @@ class LlamaConfig:
         mistral = model_type == "mistral"
         for name, default, taken in (
             ("hidden_act", "silu", ("silu",)),
-            ("sliding_window", 4096 if mistral else None, (None,)),
             ("partial_rotary_factor", None, (None, 1)),
             ("rope_interleaved", None, (None, False)),
             ("quantization_config", None, (None,)),
         ):
             if fields.get(name, default) not in taken:
                 refuse(name, fields.get(name, default), " or ".join(map(repr, taken)))
+        window = fields.get("sliding_window", 4096 if mistral else None)
+        if window is not None and not mistral:
+            refuse("sliding_window", window, "None in a llama")
         kinds = fields.get("layer_types") or []
         if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
             refuse("layer_types", kinds, "'full_attention' in every layer")
@@ -200,6 +203,7 @@ class LlamaConfig:
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
             attention_bias=fields.get("attention_bias", False),
             mlp_bias=fields.get("mlp_bias", False),
+            sliding_window=window,
         )
 
 

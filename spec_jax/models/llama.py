@@ -189,7 +189,8 @@ class Llama:
             v = heads(leaves.v(flat)).swapaxes(1, 2)
             if mask.shape[2] != n:
                 k, v = extend(k_old, k), extend(v_old, v)
-            out = tree_attention(q, k_cache, v_cache, state.length, k, v, mask, c.head_dim**-0.5)
+            scale, window = c.head_dim**-0.5, c.sliding_window
+            out = tree_attention(q, k_cache, v_cache, state.length, k, v, mask, scale, window=window)
             x = x + leaves.o(out.reshape(b * n, -1)).reshape(b, n, -1)
             flat = rms_norm(x, leaves.mlp_norm, c.rms_norm_eps).reshape(b * n, -1)
             return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), k, v

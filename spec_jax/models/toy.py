@@ -116,14 +116,20 @@ class AuditTarget(_SlotTarget):
     """Attention as a hash: h = sum over visible slots of (token + 1) * 5^position mod 97, logits = table[h].
 
     Any wrong token, position or visibility changes h, which is returned as the feature of every node. Texts stay under
-    96 tokens, where 5^position is still one to one. Parameters are the table [97, V].
+    96 tokens, where 5^position is still one to one. Parameters are the table [97, V]. With a window, a node sees the
+    last `window` positions up to its own.
     """
 
     vocab_size: int
+    window: int | None = None
 
     def entry(self, token: Array, position: Array) -> Array:
         """The term of one token at one position."""
         return (token + 1) * jnp.asarray(_POWERS)[position % 96] % 97
+
+    def near(self, position: Array, own: Array) -> Array:
+        """Whether a node at position `own` [B, N, 1] sees a position behind its own."""
+        return jnp.bool_(True) if self.window is None else position > own - self.window
 
     def score(
         self, params: Array, state: SlotState, tree: Tree, staged: Any = None, nodes: Any = None
@@ -132,9 +138,10 @@ class AuditTarget(_SlotTarget):
         reach = jax.vmap(trees.ancestors)(tree.parent)
         position = state.length[:, None] + reach.sum(-1) - 1
         terms = self.entry(tree.tokens, position)
-        inside = jnp.arange(state.slots.shape[1]) < state.length[:, None]
-        prefix = jnp.where(inside, state.slots, 0).sum(-1)
-        h = (prefix[:, None] + jnp.where(reach, terms[:, None, :], 0).sum(-1)) % 97
+        own, slot = position[:, :, None], jnp.arange(state.slots.shape[1])
+        inside = (slot < state.length[:, None, None]) & self.near(slot, own)
+        prefix = jnp.where(inside, state.slots[:, None], 0).sum(-1)
+        h = (prefix + jnp.where(reach & self.near(position[:, None], own), terms[:, None], 0).sum(-1)) % 97
         start, n = (0, h.shape[1]) if nodes is None else nodes
         h = lax.dynamic_slice_in_dim(h, start, n, axis=1)
         return Output(params[h], h[..., None]), terms, state

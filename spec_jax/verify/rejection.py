@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from spec_jax import noise
 from spec_jax.sampling import reduce
 from spec_jax.tree import Draft
+from spec_jax.verify.proposal import drawn_from, require
 from spec_jax.verify.scores import Scores
 from spec_jax.verify.verdict import Verdict, Walk
 
@@ -26,46 +27,41 @@ class _Trial:
 
 
 def rejection(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
-    """Emit tokens of the target's law from sampled drafts: accept x with min(1, p / q), else p becomes the residual.
+    """Emit tokens of the target's law from drawn drafts: accept x with min(1, p / q), else p becomes the residual.
 
-    Siblings are tried in node order against the residual of those before them, so a node's children must be independent
-    draws from the same q ("sampled"). Text has the law of plain decoding but not its tokens: it depends on the draft.
-    The acceptance tests and the replacement draw use noise streams of their own, independent of the draft's.
+    On a chain this is speculative sampling. Siblings are tried in node order against the residual of those before
+    them: multi-candidate speculative decoding (MCSD, SpecInfer) if they are independent draws ("sampled"), recursive
+    rejection sampling (RSD, EAGLE) if they come without repeats ("without_replacement"), where q loses every sibling
+    tried and is renormalised. Text has the law of plain decoding but not its tokens: it depends on the draft. The
+    acceptance tests and the replacement draw use noise streams of their own, independent of the draft's.
 
     Raises:
         ValueError: if the draft's tokens were not drawn from a law: p/q would bias the text. Use `point_mass`.
 
-    Source: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318; siblings: arXiv 2401.06706.
+    Source: Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318; siblings: MCSD, arXiv
+    2401.06706; SpecInfer, arXiv 2305.09781; RSD, arXiv 2402.14160.
     """
-    if draft.proposal != "sampled" or draft.law is None:
-        raise ValueError(
-            f"draft: got a {draft.proposal!r} draft, takes a 'sampled' one with the law its tokens came from"
-        )
-    return _walk(key, draft, scores, m)
+    require(draft, "sampled", "without_replacement")
+    vocab = scores.logits.shape[1]
+    return _walk(key, draft, scores, m, lambda node: drawn_from(draft, node, vocab))
 
 
 def point_mass(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     """The classical rule for drafts that were not drawn: q is one at the drafted token, so x is kept with p(x).
 
-    After a rejection the residual is p without x, renormalised. Exact for every draft that does not look at the
-    acceptance noise. Source: arXiv 2211.17192, algorithm 1, with q a point mass.
+    After a rejection the residual is p without x, renormalised; so a sibling is kept with its share of what is left,
+    and together they are accepted with the sum of their p. Exact for every draft that does not look at the acceptance
+    noise. Source: arXiv 2211.17192, algorithm 1, with q a point mass.
     """
-    return _walk(key, dataclasses.replace(draft, law=None), scores, m)
+    vocab = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)
+    return _walk(key, draft, scores, m, lambda node: (vocab == draft.tree.tokens[node]).astype(jnp.float32))
 
 
-def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
+def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int, law: Callable[[Array], Array]) -> Verdict:
     tree, n = draft.tree, scores.logits.shape[0]
     accept_key, residual_key = noise.stream(key, "accept"), noise.stream(key, "residual")
     index = jnp.arange(n, dtype=jnp.int32)
     vocab = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)
-
-    def law(node: Array) -> Array:
-        if draft.law is None:
-            return (vocab == tree.tokens[node]).astype(jnp.float32)
-        q = jnp.exp(draft.law.log_probs[node])
-        if draft.law.ids is None:
-            return q
-        return jnp.zeros(vocab.shape, q.dtype).at[draft.law.ids[node]].add(q, mode="drop")
 
     def step(t: _Trial) -> _Trial:
         walk, position = t.walk, scores.position + t.walk.verdict.accepted
@@ -74,7 +70,7 @@ def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
         child = jnp.where((tree.parent == walk.node) & tree.valid & (index > t.cursor), index, n).min()
         tried = child < n
         q, x = law(child), tree.tokens[child]
-        keep = tried & (noise.uniform(accept_key, position, child) * q[x] < p[x])
+        keep = tried & (q[x] > 0) & (noise.uniform(accept_key, position, child) * q[x] < p[x])
         rest = jnp.maximum(p - q, 0.0)
         mass = reduce.total(rest)
         rest = jnp.where(mass > 0, rest / mass, p)

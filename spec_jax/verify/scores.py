@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import flax.struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from spec_jax import noise
 from spec_jax.sampling import reduce, transform
@@ -18,7 +18,8 @@ class Scores:
 
     position is the text index of the token chosen at the root. `history` is that of the text up to and with the anchor.
     The static flags leave parts out of the program that no row of the batch needs: `sampled` the noise and truncation,
-    `adjusted` the history-dependent transforms; `want_log_probs` adds the log-probs of emitted tokens.
+    `adjusted` the history-dependent transforms; `want_log_probs` adds the log-probs of emitted tokens. features are the
+    target's tapped ones, for rules that judge by them; exact rules look at logits alone.
     """
 
     logits: Float[Array, "n vocab"]
@@ -29,6 +30,7 @@ class Scores:
     sampled: bool = flax.struct.field(pytree_node=False, default=True)
     adjusted: bool = flax.struct.field(pytree_node=False, default=True)
     want_log_probs: bool = flax.struct.field(pytree_node=False, default=False)
+    features: Num[Array, "n ..."] | None = None
 
     def z(self, node: Int[Array, ""], history: History) -> Float[Array, "vocab"]:
         """Node's logits, adjusted for the history at the node; not yet divided by the temperature or truncated."""

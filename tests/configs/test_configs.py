@@ -1,6 +1,8 @@
 """Every published system as a config: it builds, and its text is plain decoding's (or has the target's law)."""
 
 import functools
+import importlib
+import inspect
 
 import pytest
 
@@ -11,7 +13,12 @@ from spec_jax.sampling.settings import Sampling
 from spec_jax.verify.match import match
 
 V = 8
-DRAFT_MODEL = {"coupled_draft_model", "speculative_sampling"}
+RELAXED = {name for name in configs.names() if "relaxed" in name}
+DRAFT_MODEL = {
+    name
+    for name in configs.names()
+    if "draft_model" in inspect.signature(importlib.import_module(f"spec_jax.configs.{name}").engine).parameters
+}
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4]]
 
 
@@ -36,7 +43,7 @@ def test_text_is_plain_decodings(name, temperature):
     want = results("plain", temperature)[1]
     for ours, plain in zip(got, want, strict=True):
         assert len(ours.tokens) == 60
-        if engine.rule is match or temperature == 0:
+        if engine.rule is match or temperature == 0 and name not in RELAXED:
             assert ours.tokens == plain.tokens
     if name != "plain":
         assert sum(r.counters["accepted"] for r in got) > 0

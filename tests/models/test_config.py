@@ -62,7 +62,7 @@ def test_lists_become_hashable_and_lengths_are_filled_in():
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act.*gelu"),
         ({"sliding_window": 4096}, "sliding_window.*4096"),
-        ({"model_type": "mistral"}, "sliding_window.*4096"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"layer_types": 5}, "layer_types is 5"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*0.5"),
@@ -104,6 +104,7 @@ def test_refuses_what_would_be_another_model(change, words):
 def test_mistral_without_a_window_is_a_llama():
     fields = LLAMA | {"model_type": "mistral", "sliding_window": None, "attention_dropout": 0.0}
     assert LlamaConfig.from_hf(fields) == LlamaConfig.from_hf(LLAMA)
+    assert LlamaConfig.from_hf(LLAMA | {"model_type": "mistral"}).sliding_window == 4096
 
 
 @pytest.mark.parametrize("kind", ["LlamaConfig", "MistralConfig"])

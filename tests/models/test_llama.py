@@ -15,6 +15,7 @@ VARIANTS = {
     "mha_untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
     "mqa_biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
     "head_dim": {"head_dim": 32},
+    "window": {"kind": "Mistral", "sliding_window": 7},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "llama3": {
         "rope_parameters": {
@@ -37,7 +38,7 @@ VARIANTS = {
 }
 
 
-def reference(**changes):
+def reference(kind="Llama", **changes):
     """A small random transformers model and ours with the same weights."""
     transformers = pytest.importorskip("transformers", reason="parity with transformers needs it")
     torch = pytest.importorskip("torch", reason="parity with transformers needs torch")
@@ -54,8 +55,8 @@ def reference(**changes):
         "tie_word_embeddings": True,
         **changes,
     }
-    config = transformers.LlamaConfig(**fields)
-    model = transformers.LlamaForCausalLM(config).eval()
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.2)
@@ -86,8 +87,9 @@ def test_logits_equal_transformers(variant):
     np.testing.assert_allclose(output.logits, their_logits(torch, model, tokens), atol=1e-4)
 
 
-def test_ragged_prefill_then_steps_equal_transformers():
-    torch, model, config, params = reference()
+@pytest.mark.parametrize("variant", [{}, VARIANTS["window"]], ids=["llama", "window"])
+def test_ragged_prefill_then_steps_equal_transformers(variant):
+    torch, model, config, params = reference(**variant)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, 97, n) for n in (3, 17, 9)]
     target, longest = llama.Llama(config), 17

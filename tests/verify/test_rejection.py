@@ -14,6 +14,8 @@ from spec_jax.tree import Law
 from spec_jax.verify.rejection import point_mass, rejection
 from tests.faults.lawkit import P, Q
 from tests.faults.laws import fit
+from tests.verify import exact
+from tests.verify.drawn import cells, joint, once
 from tests.verify.walks import draft, keys, scores
 
 V, ROWS = 5, 100_000
@@ -86,6 +88,26 @@ def test_the_second_sibling_must_meet_the_residual():
     assert fit(texts, law).ok and not fit(texts, wrong).ok
 
 
+BUSHY = (-1, 0, 0, 1, 1)
+SMALL = tuple(np.random.default_rng(8).dirichlet(np.full(3, 0.7), (2, 4)))
+
+
+@pytest.mark.parametrize("proposal", ["sampled", "without_replacement"])
+def test_trees_by_enumeration(proposal):
+    """Two children under the root and under its first child: what is drafted and what is emitted."""
+    p, q = (exact.tables(rows, 3) for rows in SMALL)
+    law = joint(BUSHY, p, q, proposal == "sampled", exact.by_rejection, 3)
+    assert fit(cells(*once(rejection, BUSHY, proposal, *SMALL, keys(ROWS))), law).ok
+
+
+def test_a_law_that_its_elder_siblings_used_up():
+    """A support of two tokens and three siblings without repeats: the third is not there."""
+    p, q = np.tile([0.2, 0.3, 0.5], (4, 1)), np.tile([0.4, 0.6, 0], (4, 1))
+    law = joint((-1, 0, 0, 0), *(exact.tables(rows, 3) for rows in (p, q)), False, exact.by_rejection, 2)
+    got = cells(*once(rejection, (-1, 0, 0, 0), "without_replacement", p, q, keys(ROWS), m=2))
+    assert (got[:, 2] == -1).all() and fit(got, law).ok
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def verdicts(rule, d, s, keys):
     return jax.vmap(lambda key: rule(key, d, s, 2))(keys)
@@ -103,13 +125,29 @@ def test_point_mass(token):
     assert abs(v.accepted.mean() - P[token]) < 4 * (0.25 / len(MANY)) ** 0.5
 
 
+def test_point_mass_on_a_tree_of_siblings():
+    """A chosen tree, a repeated token in it: a path is accepted with its own chance, and the text has p's law."""
+    p = exact.tables(SMALL[0], 3)
+    logits = np.log(np.pad(SMALL[0], ((0, 0), (0, 1)), constant_values=1e-30))
+    tokens, parents = [3, 0, 2, 0, 1], (-1, 0, 0, 0, 1)
+    s = scores(logits[tokens], Sampling(temperature=1.0))
+    v = jax.jit(jax.vmap(lambda key: point_mass(key, draft(tokens, parents), s, 3)))(MANY)
+    emissions = {(x,): p(())[x] for x in (1,)}
+    emissions |= {(2, x): p(())[2] * p((2,))[x] for x in range(3)}
+    emissions |= {(0, x): p(())[0] * p((0,))[x] for x in (0, 2)}
+    emissions |= {(0, 1, x): p(())[0] * p((0,))[1] * p((1,))[x] for x in range(3)}
+    got = np.where(np.arange(3) <= v.accepted[:, None], v.tokens, -1)
+    assert fit(got, emissions).ok
+
+
 POINT = draft([0, 3], (-1, 0))
 COUPLED = draft([0, 3], (-1, 0), law=FLAT, proposal="coupled")
 
 
 @pytest.mark.parametrize("given", [POINT, COUPLED, POINT.replace(proposal="sampled")])
 def test_a_draft_that_was_not_drawn_is_refused(given):
-    with pytest.raises(ValueError, match=f"draft: got a '{given.proposal}' draft, takes a 'sampled' one"):
+    takes = "takes a 'sampled' or 'without_replacement' one with the law"
+    with pytest.raises(ValueError, match=f"draft: got a '{given.proposal}' draft(| without a law), {takes}"):
         rejection(noise.request_key(0), given, scores(np.zeros((2, V)), Sampling(temperature=1.0)), 2)
 
 

@@ -1,0 +1,160 @@
+"""Trees grown with a model: the target itself (always right), and another one (sometimes right)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.audit.law import check_law
+from spec_jax.drafters.model_tree import ModelTree
+from spec_jax.engine.decoder import Decoder
+from spec_jax.engine.engine import Engine, EngineParams
+from spec_jax.models.toy import AuditTarget, audit_table
+from spec_jax.sampling.constraint import free
+from spec_jax.sampling.settings import Sampling
+from spec_jax.topology.branching import Branching
+from spec_jax.topology.growth import Growth
+from spec_jax.verify.rejection import rejection
+
+V = 8
+TARGET = AuditTarget(V)
+PROMPTS = [[1, 2, 3], [4], [5, 6]]
+SETTINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.9, top_p=0.9),
+    "penalties": Sampling(temperature=1.0, presence_penalty=0.7, repetition_penalty=1.3, banned_tokens=(2,)),
+}
+GROWTHS = {
+    "coupled": Growth(nodes=8, depth=4, width=3, children=3, ranking="coupled"),
+    "point": Growth(nodes=8, depth=4, width=3, children=3),
+    "chain": Growth(nodes=4, depth=3, width=1, children=1, ranking="coupled"),
+    "one level": Growth(nodes=4, depth=1, width=1, children=3, ranking="coupled"),
+}
+
+
+@functools.cache
+def tables():
+    big = audit_table(V, seed=1)
+    return big, 0.7 * big + audit_table(V, seed=2, scale=0.8)
+
+
+@functools.cache
+def decoder(name, own):
+    big, small = tables()
+    engine = Engine(TARGET, 48, drafter=ModelTree(TARGET, GROWTHS[name]), log_probs=True)
+    return Decoder(engine, big, big if own else small, batch=3)
+
+
+@functools.cache
+def plain(name):
+    results = Decoder(Engine(TARGET, 48, log_probs=True), tables()[0], batch=3)
+    return results.generate(PROMPTS, 30, key=6, sampling=SETTINGS[name])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_target_as_its_own_drafter_is_right_on_its_first_path(name):
+    results = decoder("chain", True).generate(PROMPTS, 30, key=6, sampling=SETTINGS[name])
+    for result, want in zip(results, plain(name), strict=True):
+        assert result.tokens == want.tokens
+        assert result.counters["rounds"] == 8 and result.counters["accepted"] == result.counters["drafted"] == 22
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_text_is_plain_decodings_while_the_weights_are_fitted(growth, name):
+    d = decoder(growth, False)
+    for _ in range(2):
+        results = d.generate(PROMPTS, 30, key=6, sampling=SETTINGS[name])
+        for result, want in zip(results, plain(name), strict=True):
+            assert result.tokens == want.tokens
+            np.testing.assert_allclose(result.log_probs, want.log_probs, atol=1e-5)
+    assert all(0 < r.counters["accepted"] < r.counters["drafted"] for r in results)
+    fit = d._state.drafter.fit
+    assert (fit is None) == (growth == "point")
+    assert fit is None or (np.asarray(fit.h[0]) != 0).any()
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_its_state_follows_every_verdict(growth):
+    d = decoder(growth, False)
+    for i, prompt in enumerate(PROMPTS):
+        d.submit(prompt, 30 - 7 * i, key=6 + i, sampling=SETTINGS["sampled"])
+    ended_on_a_leaf = []
+    while d.busy:
+        d.step(1)
+        rows, state = d._state.rows, d._state.drafter
+        for row in np.flatnonzero(np.asarray(rows.running)):
+            length = int(rows.length[row]) - 1 - int(state.behind[row])
+            assert int(state.model.length[row]) == length
+            want = TARGET.entry(rows.tokens[row, :length], jnp.arange(length))
+            assert (np.asarray(state.model.slots[row, :length]) == np.asarray(want)).all()
+            if state.behind[row]:
+                assert state.last[row] == rows.tokens[row, length]
+            ended_on_a_leaf.append(int(state.behind[row]))
+    assert 0 < np.mean(ended_on_a_leaf) < 1
+
+
+BRANCHINGS = {"RSD": Branching((2, 2)), "iid": Branching((2, 1), replacement=True), "chain": Branching((1, 1))}
+
+
+@functools.cache
+def law(name):
+    big, small = tables()
+    engine = Engine(TARGET, 16, drafter=ModelTree(TARGET, BRANCHINGS[name]), rule=rejection)
+    params = EngineParams(big, small, free(V), jnp.ones(1))
+    return check_law(engine, params, [1, 2], [0, 3, 4, 5, 7], draws=40_000, batch=1024)
+
+
+@pytest.mark.parametrize("name", BRANCHINGS)
+def test_drawn_trees_keep_the_law(name):
+    report = law(name)
+    assert report.passed and report.acceptance > 0.2
+
+
+def test_more_children_are_accepted_more_often():
+    assert law("RSD").acceptance > law("chain").acceptance + 0.05
+
+
+@pytest.mark.parametrize("name", BRANCHINGS)
+def test_the_state_follows_the_verdicts_on_drawn_trees(name):
+    big, small = tables()
+    engine = Engine(TARGET, 48, drafter=ModelTree(TARGET, BRANCHINGS[name]), rule=rejection)
+    d = Decoder(engine, big, small, batch=2)
+    d.submit([1, 2, 3], 30, n=2, sampling=SETTINGS["penalties"])
+    while d.busy:
+        d.step(1)
+        rows, state = d._state.rows, d._state.drafter
+        for row in np.flatnonzero(np.asarray(rows.running)):
+            length = int(rows.length[row]) - 1 - int(state.behind[row])
+            want = TARGET.entry(rows.tokens[row, :length], jnp.arange(length))
+            assert int(state.model.length[row]) == length
+            assert (np.asarray(state.model.slots[row, :length]) == np.asarray(want)).all()
+
+
+def test_rows_that_come_and_go_leave_the_text_alone_and_keep_what_was_learned():
+    d = decoder("coupled", False)
+    alone = [d.generate([p], 12, key=3, sampling=SETTINGS["sampled"])[0].tokens for p in PROMPTS]
+    seen = np.asarray(d._state.drafter.fit.h[0, 0, 0])
+    ids = [i for p in PROMPTS * 2 for i in d.submit(p, 12, key=3, sampling=SETTINGS["sampled"])]
+    done = {u.id: u.result.tokens for u in d.run(2) if u.result}
+    assert [done[i] for i in ids] == alone * 2
+    assert d._state.drafter.fit.h[0, 0, 0] != seen > 0
+
+
+def test_a_model_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="drafter: got one for 6"):
+        Engine(TARGET, 16, drafter=ModelTree(AuditTarget(6), GROWTHS["point"]))
+    engine = Engine(TARGET, 16, drafter=ModelTree(TARGET, GROWTHS["coupled"]), rule=rejection)
+    with pytest.raises(ValueError, match="takes a 'sampled'"):
+        Decoder(engine, *tables()).generate([[1]], 2)
+
+
+def test_the_pending_arrays_hold_their_shapes_between_rounds():
+    engine = Engine(TARGET, 48, drafter=ModelTree(TARGET, GROWTHS["coupled"]))
+    drafter, small = engine.drafter, tables()[1]
+    state = drafter.init(small, 2, 48)
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    d = decoder("coupled", False)
+    assert jax.tree.structure(shapes) == jax.tree.structure(jax.tree.map(lambda x: (x.shape, x.dtype), d._state.drafter))

@@ -1,0 +1,92 @@
+"""Views of a target: the same arrays, fewer layers or fewer bits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spec_jax.models import views
+from spec_jax.models.config import LlamaConfig
+from spec_jax.models.linear import Dense, Int8Dense, LoRA
+from spec_jax.models.llama import Layer, Llama, LlamaParams, stack_layers
+from spec_jax.tree import Tree
+
+CONFIG = LlamaConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=4
+)
+
+
+def params(seed=0):
+    rng = np.random.default_rng(seed)
+    array = lambda *shape: jnp.asarray(rng.normal(0, 0.3, shape), jnp.float32)  # noqa: E731
+    dense = lambda i, o: Dense(array(i, o))  # noqa: E731
+
+    def layer():
+        return Layer(
+            attention_norm=1 + array(16),
+            q=dense(16, 16),
+            k=dense(16, 8),
+            v=dense(16, 8),
+            o=dense(16, 16),
+            mlp_norm=1 + array(16),
+            gate=dense(16, 24),
+            up=dense(16, 24),
+            down=dense(24, 16),
+        )
+
+    return LlamaParams(array(16, 32), tuple(layer() for _ in range(4)), 1 + array(16), Dense(array(16, 32)))
+
+
+def logits(target, params):
+    tokens = jnp.asarray([[3, 1, 4, 1, 5]])
+    tree = Tree(tokens, jnp.arange(-1, 4)[None], jnp.ones((1, 5), bool))
+    return target.score(params, target.init_state(params, 1, 8), tree)[0].logits
+
+
+def without(params, layer):
+    """The parameters with a layer that adds nothing to its input."""
+    zero = lambda d: jax.tree.map(jnp.zeros_like, d)  # noqa: E731
+    idle = dataclasses.replace(params.layers[layer], o=zero(params.layers[layer].o), down=zero(params.layers[layer].down))
+    return dataclasses.replace(params, layers=(*params.layers[:layer], idle, *params.layers[layer + 1 :]))
+
+
+def test_a_skipped_layer_adds_nothing():
+    target, whole = Llama(CONFIG, taps=(4,)), params()
+    view, fewer = views.skip(target, whole, (1, 2))
+    assert view.config.num_layers == 2 and view.taps == ()
+    np.testing.assert_allclose(logits(view, fewer), logits(target, without(without(whole, 1), 2)), rtol=2e-5, atol=1e-5)
+    assert abs(logits(view, fewer) - logits(target, whole)).max() > 0.05
+
+
+def test_a_view_shares_its_arrays():
+    target, whole = Llama(CONFIG), params()
+    _, fewer = views.skip(target, whole, (0,))
+    mine, theirs = jax.tree.leaves(fewer), {id(x) for x in jax.tree.leaves(whole)}
+    assert len(mine) == len(theirs) - 9 and all(id(x) in theirs for x in mine)
+    assert len(views.skip(target, whole, ())[1].layers) == 4
+
+
+def test_int8_rounds_the_dense_maps_and_shares_the_rest():
+    target, whole = Llama(CONFIG), params()
+    lora = LoRA(whole.layers[0].q, jnp.ones((16, 2)), jnp.ones((2, 16)), jnp.float32(0.1))
+    whole = dataclasses.replace(whole, layers=(dataclasses.replace(whole.layers[0], q=lora), *whole.layers[1:]))
+    low = views.int8(whole)
+    assert isinstance(low.layers[1].up, Int8Dense) and isinstance(low.head, Int8Dense)
+    assert isinstance(low.layers[0].q, LoRA) and isinstance(low.layers[0].q.base, Int8Dense)
+    assert low.layers[0].q.a is lora.a and low.embedding is whole.embedding and low.norm is whole.norm
+    error = abs(logits(target, low) - logits(target, whole)).max()
+    assert 0 < error < 0.1
+    assert views.int8(low).layers[1].up.kernel is low.layers[1].up.kernel
+    tied = dataclasses.replace(whole, head=None)
+    assert views.int8(tied).head is None
+
+
+def test_layers_that_are_none_are_refused():
+    target, whole = Llama(CONFIG), params()
+    for wrong in ((4,), (-1,), range(4)):
+        with pytest.raises(ValueError, match="layers: got"):
+            views.skip(target, whole, wrong)
+    with pytest.raises(ValueError, match="params: got stacked layers"):
+        views.skip(target, stack_layers(whole), (1,))
