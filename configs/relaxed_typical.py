@@ -1,4 +1,4 @@
-"""Typical acceptance, the scheme of Medusa (arXiv 2401.10774), over a small draft model. RELAXED: it changes the text."""
+"""Typical acceptance (Medusa, arXiv 2401.10774) over a small draft model. RELAXED: it changes the text."""
 
 from spec_jax.drafters.small_model import SmallModel
 from spec_jax.engine.engine import Engine

@@ -57,7 +57,7 @@ def dump_schedules(folder: Path) -> None:
     os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
 
 
-def device(chip: str) -> jax.Device:
+def device(chip: str) -> Any:
     """A chip to compile for; ModuleNotFoundError where its compiler is not installed."""
     if lacks := missing(chip):
         raise ModuleNotFoundError(lacks)
@@ -79,7 +79,14 @@ def compile(function: Callable, args: tuple[jax.ShapeDtypeStruct, ...], chip: st
     """
     sharding = SingleDeviceSharding(device(chip))
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in args]
-    return jax.jit(function).lower(*placed).compile()
+    lowered = jax.jit(function).lower(*placed)
+    setting = "jax_persistent_cache_min_compile_time_secs"
+    seconds = getattr(jax.config, setting)
+    jax.config.update(setting, float("inf"))
+    try:
+        return lowered.compile()
+    finally:  # a program for a chip that is not there cannot be read back from the cache
+        jax.config.update(setting, seconds)
 
 
 def bundles(kernel: str, folder: Path) -> int:

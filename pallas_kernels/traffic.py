@@ -1,4 +1,4 @@
-"""Bytes that a pipelined Pallas TPU kernel moves, counted from its grid and block specs, and not from its CostEstimate."""
+"""Bytes that a pipelined Pallas TPU kernel moves, from its grid and block specs: not what its CostEstimate claims."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
 
 
-def dma_bytes(grid: Sequence[int], operands: Sequence[tuple[pl.BlockSpec, Any]], *scalars: Any) -> int:
+def dma_bytes(grid: Sequence[Any], operands: Sequence[tuple[Any, Any]], *scalars: Any) -> int:
     """Bytes of all blocks that are copied between HBM and VMEM over a grid, its last axis fastest.
 
-    A block is copied whenever its index differs from the step before. operands: a spec and a dtype each, inputs and
-    outputs; scalars: the prefetched arguments that the index maps take. Blocks over an array's end count in full.
+    A block is copied whenever its index differs from the step before. operands: a pl.BlockSpec and a dtype for each
+    input and output; scalars: the prefetched arguments that the index maps take. Blocks over an array's end count in
+    full.
     """
     steps = [jnp.asarray(x.reshape(-1)) for x in np.indices(grid, np.int32)]
     total = 0

@@ -10,9 +10,17 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 
 import choose  # noqa: E402
 
-from benches import coupling, decode, kernels, peers, rules, text  # noqa: E402
+from benches import coupling, decode, kernels, peers, rules, text, trees  # noqa: E402
 
-_COMMANDS = {"decode": decode, "text": text, "peers": peers, "kernels": kernels, "coupling": coupling, "rules": rules}
+_COMMANDS = {
+    "decode": decode,
+    "trees": trees,
+    "text": text,
+    "peers": peers,
+    "coupling": coupling,
+    "rules": rules,
+    "kernels": kernels,
+}
 
 
 def main() -> None:

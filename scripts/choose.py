@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
-
-import jax
 
 from spec_jax import configs
 from spec_jax.engine.decoder import Decoder
@@ -82,16 +78,8 @@ def decoder(model: LoadedTarget, engine: Engine, drafter_params: Any = None, bat
     return Decoder(engine, model.params, drafter_params, model.tokenizer, batch, model.eos_token_ids)
 
 
-def keep_programs() -> None:
-    """Keep compiled programs between runs, in JAX_COMPILATION_CACHE_DIR or else the user's cache folder."""
-    if jax.config.jax_compilation_cache_dir is None:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(home / "spec_jax" / "programs"))
-
-
 def run(main: Callable[[], None]) -> NoReturn:
     """Run a script; what the user got wrong is one line on stderr and exit status 2, not a traceback."""
-    keep_programs()
     try:
         main()
     except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -13,11 +14,15 @@ from typing import Any
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
 
 import choose  # noqa: E402
+import trace_page  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from benches import prompts  # noqa: E402
+from spec_jax.engine import trace  # noqa: E402
 from spec_jax.engine.decoder import Decoder, Result  # noqa: E402
+from spec_jax.engine.requests import request  # noqa: E402
 from spec_jax.models.load import LoadedTarget, load_target  # noqa: E402
+from spec_jax.sampling.settings import Sampling  # noqa: E402
 
 _DEMO = 9  # of the code-edit prompts in benches/
 
@@ -50,6 +55,10 @@ def main() -> None:
         report["plain"] = _report("plain", other, plain_seconds)
         report["speedup"] = report["tokens_per_second"] / report["plain"]["tokens_per_second"]
         report["same_text"] = result.tokens == other.tokens
+    if args.trace is not None:
+        with console.status("the same prompt once more, a round at a time"):
+            same = _trace(decoder, ids, args, settings, result, report)
+        console.print(f"trace: {args.trace}; same text: {'yes' if same else 'NO'}")
     _show(console, report)
     if args.json is not None:
         line = json.dumps({**report, "text": result.text, "tokens": result.tokens})
@@ -70,8 +79,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     parser.add_argument("--raw", action="store_true", help="no chat template: go on from the prompt as it stands")
     parser.add_argument("--compare", action="store_true", help="run plain decoding too and print the ratio")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write an HTML page that shows every round's draft")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-': to stdout instead of the text)")
     args = parser.parse_args()
+    if args.trace is not None and (args.trace.is_dir() or not args.trace.parent.is_dir()):
+        raise ValueError(f"--trace: got {args.trace}, takes a file in a folder that is there")
     args.compare = args.compare or args.demo
     if args.demo and args.max_new_tokens is None:
         args.max_new_tokens = 256
@@ -114,6 +126,41 @@ def _stream(decoder: Decoder, ids: list[int], args: Any, settings: Any, show: bo
         print(flush=True)
     assert result is not None
     return result, seconds
+
+
+def _trace(decoder: Decoder, ids: list[int], args: Any, settings: Any, result: Result, report: dict[str, Any]) -> bool:
+    """Decode the prompt again, a round at a time and with a fresh state, and write what every round did as a page.
+
+    Returns whether the text was the same.
+    """
+    assert decoder.tokenizer is not None
+    options = {"key": args.seed, "sampling": settings, "eos": decoder.tokenizer.eos_token_ids}
+    asked, rounds, tokens = request(decoder.engine, ids, args.max_new_tokens, **options), [], 0
+    for r in trace.trace(decoder.engine, decoder.params, asked):
+        rounds.append(r)
+        tokens += len(r.kept)
+        if tokens >= len(result.tokens):
+            break
+    rounds = trace.cut(rounds, len(result.tokens), result.finish)
+    same = tuple(t for r in rounds for t in r.kept) == result.tokens
+    asked_for = {k: v for k, v in dataclasses.asdict(settings).items() if v != getattr(Sampling(), k)}
+    summary = {
+        "config": report["config"],
+        "model": args.model,
+        "seed": args.seed,
+        "sampling": ", ".join(f"{k} {v}" for k, v in asked_for.items()) or "greedy",
+        "same text as the run before": "yes" if same else "NO",
+        "counters of the run before": result.counters,
+        "engine": {f.name: getattr(decoder.engine, f.name) for f in dataclasses.fields(decoder.engine)},
+    }
+    summary["engine"] = {
+        k: v if isinstance(v, int) else getattr(v, "__name__", repr(v)) for k, v in summary["engine"].items()
+    }
+    page = trace_page.render(
+        rounds, trace_page.token_texts(decoder.tokenizer), summary, decoder.tokenizer.decode(ids[-32:])
+    )
+    args.trace.write_text(page, encoding="utf-8")
+    return same
 
 
 def _report(name: str, result: Result, seconds: float) -> dict[str, Any]:

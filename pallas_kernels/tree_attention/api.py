@@ -38,11 +38,11 @@ def tree_attention(
 ) -> Float[Array, "b n heads d"]:
     """Attention of n draft-tree nodes to `length` cached rows and to those of m staged rows that `mask` allows.
 
-    Grouped-query (arXiv 2305.13245): heads is a multiple of kv. Every node sees the whole prefix, so the mask covers the
-    tree alone; prefix and tree are merged by their log-sum-exp. mask[i] marks node i's ancestors and itself, ancestors
-    in the order of their depth, so that node i is at text position length + mask[i].sum() - 1. Slots and staged rows
-    that no node sees may hold anything, NaN too; a node that sees nothing gets zeros. The result has q's dtype, and all
-    sums are float32.
+    Grouped-query (arXiv 2305.13245): heads is a multiple of kv. Every node sees the whole prefix, so the mask covers
+    the tree alone; prefix and tree are merged by their log-sum-exp. mask[i] marks node i's ancestors and itself,
+    ancestors in the order of their depth, so that node i is at text position length + mask[i].sum() - 1. Slots and
+    staged rows that no node sees may hold anything, NaN too; a node that sees nothing gets zeros. The result has q's
+    dtype, and all sums are float32.
 
     window: a node sees the last `window` text positions up to and with its own, in the prefix and along its path.
     sinks: with a window, the first `sinks` text positions stay visible (StreamingLLM, arXiv 2309.17453).

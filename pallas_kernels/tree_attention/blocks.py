@@ -52,7 +52,7 @@ class Blocks:
         return jnp.minimum(used, self.heads) + jnp.maximum(used - self.first(length), 0)
 
     def at(self, step: Any, length: Any) -> Any:
-        """The block that a row reads at a step; steps past its count repeat the last one, so that nothing is fetched."""
+        """The block that a row reads at a step; steps past its count repeat the last one, and nothing is fetched."""
         step = jnp.maximum(jnp.minimum(step, self.count(length) - 1), 0)
         if self.window is None:
             return step

@@ -11,9 +11,7 @@ def depth(mask: Bool[Array, "b n m"]) -> Int[Array, "b n"]:
     return jnp.maximum(mask.sum(-1, dtype=jnp.int32) - 1, 0)
 
 
-def narrow(
-    mask: Bool[Array, "b n m"], length: Int[Array, "b"], window: int | None, sinks: int
-) -> Bool[Array, "b n m"]:
+def narrow(mask: Bool[Array, "b n m"], length: Int[Array, "b"], window: int | None, sinks: int) -> Bool[Array, "b n m"]:
     """The ancestors within a sliding window of `window` positions, or at one of the first `sinks` text positions.
 
     A node's ancestors stand in the order of their depth, so an ancestor's distance is the number of marks behind it.

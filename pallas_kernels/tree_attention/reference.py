@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.tree_attention import masks
 from pallas_kernels.tree_attention.blocks import Blocks
 
-_CHUNK, _CHUNK_WORK = 128, 1024
+_CHUNK = 128
 
 
 def tree_attention(
@@ -57,7 +57,7 @@ def tree_attention(
     carry = block(flat(tree_k), flat(tree_v), in_tree, *carry)
 
     keys, values = flat(cache_k), flat(cache_v)
-    size = min(s, max(_CHUNK, _CHUNK_WORK // n))
+    size = min(s, _CHUNK)
     blocks = Blocks(size, s, window, sinks)
     row_length = jnp.repeat(length, kv)[:, None, None]
     depth = 0 if window is None else per_row(masks.depth(mask))[..., None]

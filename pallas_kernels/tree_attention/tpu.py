@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.traffic import dma_bytes
 from pallas_kernels.tree_attention import masks
 from pallas_kernels.tree_attention.blocks import Blocks, UnsupportedError, check_dtypes
-from pallas_kernels.traffic import dma_bytes
 
 _LANES = 128
 _LOG2E = math.log2(math.e)
@@ -113,7 +113,7 @@ def tree_attention(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a call is laid out: padded nodes and tree rows, query rows per key/value head, cache blocks, grid and specs."""
+    """How a call is laid out: nodes and tree rows padded, query rows per key/value head, cache blocks, grid, specs."""
 
     config: Config
     blocks: Blocks
@@ -144,9 +144,7 @@ def plan(
     blocks = Blocks(config.slots, s, window, sinks)
     per_head = lambda size: pl.BlockSpec((1, config.heads, size, d), lambda i, h, j, length: (i, h, 0, 0))  # noqa: E731
     per_node = lambda width: pl.BlockSpec((1, nodes, width), lambda i, h, j, length: (i, 0, 0))  # noqa: E731
-    cache = pl.BlockSpec(
-        (1, config.heads, config.slots, d), lambda i, h, j, length: (i, h, blocks.at(j, length[i]), 0)
-    )
+    cache = pl.BlockSpec((1, config.heads, config.slots, d), lambda i, h, j, length: (i, h, blocks.at(j, length[i]), 0))
     depth = [] if window is None else [per_node(1)]
     scratch = lambda width: pltpu.VMEM((config.heads, rows, width), jnp.float32)  # noqa: E731
     spec = pltpu.PrefetchScalarGridSpec(
@@ -194,7 +192,7 @@ def _kernel(length_ref, q_ref, k_ref, v_ref, tree_k_ref, tree_v_ref, mask_ref, *
             acc_ref[h] = _dot(weights, tree_v_ref[0, h], 0)
 
     def prefix(edge):
-        start = blocks.at(step, length) * blocks.size
+        start, allowed, used = blocks.at(step, length) * blocks.size, jnp.bool_(True), jnp.bool_(True)
         if edge:
             depth = refs[0][0] if blocks.window is not None else 0
             slot = start + lax.broadcasted_iota(jnp.int32, (n, blocks.size), 1)
@@ -211,9 +209,7 @@ def _kernel(length_ref, q_ref, k_ref, v_ref, tree_k_ref, tree_v_ref, mask_ref, *
             weights = jnp.exp2(x - _lanes(peak, blocks.size))
             peak_ref[h] = peak
             # Each lane sums its own slots; the lanes are added up once, at the end.
-            total_ref[h] = total_ref[h] * keep + sum(
-                weights[:, i : i + _LANES] for i in range(0, blocks.size, _LANES)
-            )
+            total_ref[h] = total_ref[h] * keep + sum(weights[:, i : i + _LANES] for i in range(0, blocks.size, _LANES))
             acc_ref[h] = acc_ref[h] * _lanes(keep, d) + _dot(weights, values, 0)
 
     live = step < blocks.count(length)
@@ -238,7 +234,8 @@ def _dot(a: Array, b: Array, axis: int) -> Array:
         a = a.astype(jnp.bfloat16)
     terms = [(x, y) for i, x in enumerate(_split(a)) for j, y in enumerate(_split(b)) if i + j < 3]
     dims = (((1,), (axis,)), ((), ()))
-    return sum(lax.dot_general(x, y, dims, preferred_element_type=jnp.float32) for x, y in terms)
+    products = [lax.dot_general(x, y, dims, preferred_element_type=jnp.float32) for x, y in terms]
+    return functools.reduce(jnp.add, products)
 
 
 def _split(x: Array) -> list[Array]:

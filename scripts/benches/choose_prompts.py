@@ -51,7 +51,7 @@ def _functions(others: list[Path]) -> Iterator[dict]:
             if isinstance(node, ast.ClassDef):
                 continue
             text = _same_everywhere(stdlib.function, module, qualname, others)
-            if text is None or not 400 <= len(text) <= 1000 or not 10 <= len(text.splitlines()) <= 30 or "```" in text:
+            if text is None or not 900 <= len(text) <= 1600 or not 20 <= len(text.splitlines()) <= 50 or "```" in text:
                 continue
             kind = int(_rank("kind", module, qualname), 16) % len(EDITS)
             instruction = EDITS[kind](node)

@@ -14,7 +14,6 @@ import functools
 import sys
 from typing import Any
 
-import choose
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,15 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="smollm2 (default), a .gguf file or a model directory")
     several("--skip", type=int, default=[13, 14, 25], metavar="LAYER", help="layers left out of the drafter (13 14 25)")
     several("--temperatures", type=float, default=[0.6, 0.8, 1.0], metavar="T", help="temperatures (0.6 0.8 1.0)")
-    several("--widths", type=int, default=[3, 1, 1, 1, 1], metavar="N", help="children by depth of drawn trees")
+    several(
+        "--widths", type=int, default=[1, 2, 2, 1, 1], metavar="N", help="children by depth of drawn trees (1 2 2 1 1)"
+    )
     whole("--nodes", default=16, help="nodes of every draft, the root among them (16)")
     whole("--depth", default=7, help="depth of trees grown by score (7)")
-    whole("--width", default=6, help="nodes expanded per level (6)")
-    whole("--children", default=6, help="children offered by each (6)")
-    whole("--prompts", default=7, help="prompts per class (7)")
+    whole("--width", default=4, help="nodes expanded per level (4)")
+    whole("--children", default=5, help="children offered by each (5)")
+    whole("--prompts", default=10, help="prompts per class (10)")
     whole("--first", default=0, help="prompts per class passed over (0)")
     whole("--longest", default=192, help="longest prompt taken, in tokens (192)")
-    whole("--rounds", default=24, help="rounds per prompt (24)")
+    whole("--rounds", default=14, help="rounds per prompt (14)")
     whole("--seed", default=0, help="key of the first prompt (0)")
     output.add_arguments(parser)
 
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
     view, params = views.skip(model.target, model.params, args.skip)
     sides = engines(args, model.target, view)
     ids = _prompts(model, args)
-    start = _prefilled(sides["coupled"], EngineParams(model.params, params, free(view.vocab_size), jnp.ones(1)), ids, args)
+    shared = EngineParams(model.params, params, free(view.vocab_size), jnp.ones(1))
+    start = _prefilled(sides["coupled"], shared, ids, args)
     found: dict[str, dict[str, float]] = {str(t): {} for t in args.temperatures}
     greedy = 0.0
     for name, engine in sides.items():
@@ -85,7 +87,7 @@ def engines(args: argparse.Namespace, target: Target, view: Target) -> dict[str,
     """An engine for each way to draft."""
     drawn = Branching(tuple(args.widths))
     if drawn.nodes != args.nodes:
-        raise ValueError(f"--widths: got {args.widths}, a tree of {drawn.nodes} nodes, takes one of --nodes {args.nodes}")
+        raise ValueError(f"--widths: got {args.widths}, {drawn.nodes} nodes, takes a tree of --nodes, {args.nodes}")
     grown = Growth(args.nodes, args.depth, args.width, args.children)
     make = lambda growth, **options: Engine(  # noqa: E731
         target, args.longest + 8 * args.rounds, drafter=ModelTree(view, growth), **options
@@ -142,7 +144,7 @@ def _prompts(model: LoadedTarget, args: argparse.Namespace) -> list[list[int]]:
             if len(short) == count:
                 break
         if len(short) < count:
-            raise ValueError(f"--prompts: got {args.prompts} behind {args.first}, the class {cls} has {len(short)} so short")
+            raise ValueError(f"--prompts: got {args.prompts} behind {args.first}, {cls} has {len(short)} so short")
         found += short[args.first :]
     return found
 
@@ -152,7 +154,8 @@ def _weights(engine: Engine, state: EngineState) -> str:
     if not isinstance(drafter, ModelTree) or state.drafter.fit is None:
         return ""
     w = drafter.learner.weights(state.drafter.fit)
-    return f" (a {np.round(w.a, 2).tolist()}, b {np.round(w.b, 2).tolist()})"
+    a, b = (" ".join(f"{x:.2f}" for x in np.asarray(weights)) for weights in (w.a, w.b))
+    return f" (a {a}, b {b})"
 
 
 def _plot(result: dict[str, Any], figure: Any) -> None:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections import defaultdict
 from typing import Any
 
 import choose
 
-from spec_jax.audit.replay import replay
 from spec_jax.models.load import load_target
 from spec_jax.sampling.settings import Sampling
 
 from . import output, runs, schema
 from .overhead import Overhead
+from .sides import Sides
 
+DEFAULT = "suffix_decoding"
 SAMPLED = Sampling(temperature=0.8, top_p=0.95)
 
 
@@ -37,80 +37,37 @@ def run(args: argparse.Namespace) -> None:
     """Measure and print."""
     runs.quicken(args)
     model, settings = load_target(args.model), choose.sampling_of(args)
-    name = choose.config_of(args, "suffix_decoding")
-    engine, drafter_params = choose.build(args, model, name)
+    engine, drafter_params = choose.build(args, model, choose.config_of(args, DEFAULT))
     engine = runs.fewer_widths(engine, args)
-    plain_engine, _ = choose.build(argparse.Namespace(**{**vars(args), "draft_model": None}), model, "plain")
+    plain, _ = choose.build(argparse.Namespace(**{**vars(args), "draft_model": None}), model, "plain")
     cases = runs.cases(model, args)
     fast = choose.decoder(model, engine, drafter_params)
-    plain = choose.decoder(model, plain_engine)
-    for decoder in (fast, plain):
-        runs.warm(decoder, cases[0], settings)
+    sides = Sides({"plain": choose.decoder(model, plain), "speculative": fast}, cases, args, settings)
     if fast.cost is not None:
-        relative = [
-            f"{n}: {s / fast.cost.seconds[0]:.2f}" for n, s in zip(fast.cost.nodes, fast.cost.seconds, strict=True)
-        ]
+        first = fast.cost.seconds[0]
+        relative = [f"{n}: {s / first:.2f}" for n, s in zip(fast.cost.nodes, fast.cost.seconds, strict=True)]
         print("relative cost of a round by width:", ", ".join(relative), file=sys.stderr)
-    before = fast.programs + plain.programs
-
-    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    results: dict[tuple[str, str], Any] = {}
-    for repeat in range(args.repeats):
-        for case in cases:
-            order = (("plain", plain), ("fast", fast))
-            for side, decoder in order if repeat % 2 == 0 else reversed(order):
-                result, without_prefill, _ = runs.timed(decoder, case.ids, args.tokens, settings, args.seed)
-                seconds[side, case.name].append(without_prefill)
-                results[side, case.name] = result
-        print(f"run {repeat + 1} of {args.repeats} done", file=sys.stderr)
-    recompiles = fast.programs + plain.programs - before
-
-    classes = {
-        cls: _class(args, model, settings, cls, cases, seconds, results) for cls in runs.CLASSES
-    }
-    measured = Overhead(engine, fast.params)
-    overhead = {
-        "greedy": measured.measure(cases[0].ids, Sampling(), args.quick),
-        "sampled": measured.measure(cases[0].ids, SAMPLED, args.quick),
-    }
+    classes = {}
+    for cls in runs.CLASSES:
+        rate = {side: sides.tokens_per_second(side, cls) for side in ("plain", "speculative")}
+        classes[cls] = {
+            "speedup": rate["speculative"] / rate["plain"],
+            "acceptance_length": sides.acceptance_length("speculative", cls),
+            "tokens_per_second": rate,
+            "same_text": runs.merge([sides.counted("speculative", cls, model)]),
+        }
+        print(f"{cls}: {classes[cls]}", file=sys.stderr)
+    overhead = Overhead(engine, fast.params)
     result = {
         "classes": classes,
         "mean_speedup": statistics.geometric_mean(c["speedup"] for c in classes.values()),
-        "round_overhead": overhead,
-        "recompiles": recompiles,
+        "round_overhead": {
+            name: overhead.measure(cases[0].ids, sampling, args.quick)
+            for name, sampling in (("greedy", Sampling()), ("sampled", SAMPLED))
+        },
+        "recompiles": sides.recompiles,
     }
     output.finish(result, schema.load("decode"), args, _plot)
-
-
-def _class(
-    args: Any, model: Any, settings: Sampling, cls: str, cases: list[runs.Case], seconds: Any, results: Any
-) -> dict[str, Any]:
-    room, cases = runs.room(cases, args.tokens), [c for c in cases if c.cls == cls]
-    total = {side: sum(statistics.median(seconds[side, c.name]) for c in cases) for side in ("plain", "fast")}
-    tokens = {side: sum(len(results[side, c.name].tokens) for c in cases) for side in ("plain", "fast")}
-    passes = sum(results["fast", c.name].counters["rounds"] for c in cases)
-    rate = {side: tokens[side] / total[side] for side in total}
-    checks = [
-        replay(
-            model.target,
-            model.params,
-            c.ids,
-            results["fast", c.name].tokens,
-            key=args.seed,
-            sampling=settings,
-            eos=model.eos_token_ids,
-            max_len=room,
-        )
-        for c in cases
-    ]
-    out = {
-        "speedup": rate["fast"] / rate["plain"],
-        "acceptance_length": tokens["fast"] / passes,
-        "tokens_per_second": {"plain": rate["plain"], "speculative": rate["fast"]},
-        "same_text": runs.merge(checks),
-    }
-    print(f"{cls}: {out}", file=sys.stderr)
-    return out
 
 
 def _plot(result: dict[str, Any], figure: Any) -> None:

@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> None:
     """Compile and count, case by case."""
     if lacks := aot.missing(args.chip):
         raise ModuleNotFoundError(lacks)
-    jax.config.update("jax_enable_compilation_cache", False)  # a program from the cache has no schedule
     with tempfile.TemporaryDirectory() as folder:
         aot.dump_schedules(Path(folder))
         aot.device(args.chip)  # what goes wrong here is no refusal of the kernel

@@ -17,8 +17,9 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Seconds of every function, `repeats` of each; results that are arrays are waited for.
 
-    `setup` makes each call's arguments, outside the time that counts. Each round runs all functions once, the next round starting one function later, so that none is always the first.
-    The first `warm_up` rounds are not counted. Raises ValueError without a function or a round.
+    `setup` makes each call's arguments, outside the time that counts. Each round runs all functions once, the next
+    round starting one function later, so that none is always the first. The first `warm_up` rounds are not counted.
+    Raises ValueError without a function or a round.
     """
     if not functions:
         raise ValueError("functions: got none, takes at least one")

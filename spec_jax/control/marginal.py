@@ -7,7 +7,6 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.control.budget import path_probability
 from spec_jax.control.throughput import Calibration, Throughput
 from spec_jax.topology import stop
 from spec_jax.tree import Draft
@@ -36,18 +35,8 @@ class Marginal(Throughput):
         cost: Float[Array, "w"],
         widths: tuple[int, ...],
     ) -> Int[Array, ""]:
-        """The index of the width that holds the nodes worth their cost.
-
-        Raises:
-            ValueError: for a draft whose tokens were drawn: cutting it by confidences that may follow its tokens would
-                bias what the p/q rules emit.
-        """
-        if draft.proposal in ("sampled", "without_replacement"):
-            raise ValueError(
-                f"controller: got Marginal with a {draft.proposal!r} draft, takes 'point' or 'coupled' ones; "
-                "use Always for drafts that the p/q rule verifies"
-            )
-        chance = path_probability(dataclasses.replace(draft, confidence=self.calibrated(state, draft.confidence)))
+        """The index of the width that holds the nodes worth their cost. Raises ValueError as `chance` does."""
+        chance = self.chance(state, draft)
         pooled = jnp.where(active[:, None], chance, 0.0).sum(0)
         each = jnp.interp(jnp.arange(1.0, pooled.shape[0] + 1), jnp.asarray(widths, jnp.float32), cost)
         return stop.round_up(self.rule(pooled, each), widths)

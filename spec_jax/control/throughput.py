@@ -68,20 +68,24 @@ class Throughput:
         cost: Float[Array, "w"],
         widths: tuple[int, ...],
     ) -> Int[Array, ""]:
-        """The index of the best width; the narrowest of equals.
-
-        Raises:
-            ValueError: for a "sampled" draft: cutting it by confidences that follow its tokens would bias what the p/q
-                rule emits.
-        """
-        if draft.proposal == "sampled":
-            raise ValueError(
-                "controller: got Throughput with a 'sampled' draft, takes 'point' or 'coupled' ones; "
-                "use Always for drafts that the p/q rule verifies"
-            )
-        chance = path_probability(dataclasses.replace(draft, confidence=self.calibrated(state, draft.confidence)))
+        """The index of the best width; the narrowest of equals. Raises ValueError as `chance` does."""
+        chance = self.chance(state, draft)
         gained = jnp.cumsum(jnp.where(active[:, None], chance, 0.0).sum(0))
         return jnp.argmax(gained[jnp.asarray(widths) - 1] / cost).astype(jnp.int32)
+
+    def chance(self, state: Calibration, draft: Draft) -> Float[Array, "b n"]:
+        """The calibrated chance of every node's root path.
+
+        Raises:
+            ValueError: for a draft drawn from a law: cutting it by confidences that may follow its tokens would bias
+                what the p/q rules emit.
+        """
+        if draft.proposal not in ("point", "coupled"):
+            raise ValueError(
+                f"controller: got {type(self).__name__} with a {draft.proposal!r} draft, takes 'point' or 'coupled' "
+                "ones; use Always for drafts that the p/q rules verify"
+            )
+        return path_probability(dataclasses.replace(draft, confidence=self.calibrated(state, draft.confidence)))
 
     def observe(
         self, state: Calibration, draft: Draft, width: Int[Array, ""], verdict: Verdict, active: Bool[Array, "b"]

@@ -8,7 +8,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -106,22 +105,19 @@ class ModelTree:
         """The model's."""
         return self.model.vocab_size
 
-    @property
-    def _coupled(self) -> bool:
-        return isinstance(self.growth, Growth) and self.growth.ranking == "coupled"
-
     def init(self, params: Any, batch: int, max_len: int) -> ModelTreeState:
         """Empty rows."""
         model = self.model.init_state(params, batch, max_len + max(self.block, self.depth + 2))
         zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)  # noqa: E731
-        slots, seen = self.growth.expanded + 1, None
+        slots, seen, fit = self.growth.expanded + 1, None, None
         tree = Tree(zeros(slots), zeros(slots).at[:, 0].set(-1), jnp.ones((batch, slots), bool))
         rows = jax.eval_shape(lambda p, s: self.model.score(p, s, tree)[1], params, model)
         rows = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows)
-        if self._coupled:
+        if isinstance(self.growth, Growth) and self.growth.ranking == "coupled":
             m = min(self.growth.candidates, self.vocab_size)
             shape = (self.growth.expanded, m)
             seen = Candidates(zeros(*shape), *(jnp.zeros((batch, *shape)) for _ in range(2)))
+            fit = self.learner.init(self.depth)
         return ModelTreeState(
             model=model,
             behind=zeros(),
@@ -129,7 +125,7 @@ class ModelTree:
             slot=zeros(self.nodes) - 1,
             staged=Staged(tree.tokens, tree.parent, rows, jnp.int32(2)),
             seen=seen,
-            fit=self.learner.init(self.depth) if self._coupled else None,
+            fit=fit,
         )
 
     def tap(self, output: Output) -> None:

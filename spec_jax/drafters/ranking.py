@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,20 +32,26 @@ def ranker(growth: Growth, context: Context, weights: Weights | None = None) -> 
     if growth.ranking == "coupled" and weights is None:
         raise ValueError("weights: got None with ranking='coupled', takes its weights")
 
-    def one(z: Array, row: SamplingRow, key: Array, length: Array, depth: Array) -> Ranked:
-        m = min(growth.candidates, z.shape[0])
-        if weights is not None and growth.ranking == "coupled":
-            found = coupling.candidates(z, row, key, length + depth, m)
-            return Ranked(found.tokens, coupling.log_chance(found, weights.a[depth], weights.b[depth]), found)
-        warm = row.replace(temperature=jnp.where(row.sampled, row.temperature, 1.0))
+    def point(z: Array, row: SamplingRow, depth: Array) -> Ranked:
+        warm = dataclasses.replace(row, temperature=jnp.where(row.sampled, row.temperature, 1.0))
         law = transform.log_probs(z, warm)
-        ids = top_tokens(law, m)
+        ids = top_tokens(law, min(growth.candidates, z.shape[0]))
         return Ranked(jnp.maximum(ids, 0), jnp.where(ids < 0, -jnp.inf, law[ids]))
 
+    def coupled(z: Array, row: SamplingRow, depth: Array, noisy: Array) -> Ranked:
+        assert weights is not None
+        a, b = weights.a[depth], weights.b[depth]
+        found = coupling.candidates(z, row, noisy, a, b, min(growth.candidates, z.shape[0]))
+        return Ranked(found.tokens, coupling.log_chance(found, a, b), found)
+
     def rank(logits: Float[Array, "b k vocab"], paths: Int[Array, "b k d"], depth: Int[Array, ""]) -> Ranked:
-        z = adjusted(logits, paths, depth, context)
-        nodes = jax.vmap(one, (0, None, None, None, None))
-        return jax.vmap(nodes, (0, 0, 0, 0, None))(z, context.sampling, context.key, context.length, depth)
+        z, c = adjusted(logits, paths, depth, context), context
+        if growth.ranking == "point":
+            return jax.vmap(jax.vmap(point, (0, None, None)), (0, 0, None))(z, c.sampling, depth)
+        draw = jax.vmap(lambda row, key, at: coupling.scaled_noise(row, key, at, z.shape[-1]))
+        none = lambda *_: jnp.zeros((z.shape[0], z.shape[-1]))  # noqa: E731
+        noisy = lax.cond(c.sampled, draw, none, c.sampling, c.key, c.length + depth)
+        return jax.vmap(jax.vmap(coupled, (0, None, None, None)), (0, 0, None, 0))(z, c.sampling, depth, noisy)
 
     return rank
 

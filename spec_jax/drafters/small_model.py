@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from spec_jax import noise
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output, Target
 from spec_jax.sampling import history, transform
+from spec_jax.topology.sampled import draw_key
 from spec_jax.tree import Draft, Law, Tree
 
 
@@ -32,8 +32,8 @@ class SmallModel:
 
     "coupled": each token is the model's own argmax of z + T G under the target's noise of that position, so that
     sampled drafts agree with the target as often as greedy ones (verify with `match`). "sampled": each token is drawn
-    by an independent stream and the draft carries its laws (verify with `rejection`). The row's transforms apply either
-    way.
+    by an independent stream, keyed by node and position so that no two rounds share a draw, and the draft carries its
+    laws (verify with `rejection` or `block`). The row's transforms apply either way.
 
     The model scores every drafted token, the last one too, so that its state can follow any verdict. max_len and block
     fix the state's size and must be at least the engine's.
@@ -134,7 +134,7 @@ class SmallModel:
         def one(z, row, past, key, length):
             z = transform.adjust(z, row, past, context.constraint)
             law = transform.log_probs(z, row)
-            key = key if self.mode == "coupled" else noise.stream(key, "draft")
+            key = key if self.mode == "coupled" else draw_key(key, i + 1)
             token = transform.choose(z, row, key, length + i)
             return token, law, jnp.exp(law).max()
 

@@ -61,7 +61,9 @@ class Branching:
         return 1 + (self.depth - 1) * self.width
 
 
-Draw = Callable[[Float[Array, "b k vocab"], Int[Array, "b k d"], Int[Array, ""], Int[Array, "k"]], tuple[Siblings, Array]]
+Draw = Callable[
+    [Float[Array, "b k vocab"], Int[Array, "b k d"], Int[Array, ""], Int[Array, "k"]], tuple[Siblings, Array]
+]
 """(logits behind k nodes, their root paths, their depth, index of each one's first draw) -> siblings, their laws."""
 
 
@@ -84,7 +86,8 @@ def branch(
     starts = np.concatenate([[0], np.cumsum(sizes)])
     at = [np.arange(n) for n in sizes[1:]]
     pad = lambda rows: jnp.asarray(np.stack([np.pad(r, (0, room - len(r))) for r in rows]), jnp.int32)  # noqa: E731
-    above = pad([i // k for i, k in zip(at, shape.widths, strict=True)])
+    slots = [i // k for i, k in zip(at, shape.widths, strict=True)]
+    above = pad(slots)
     pick = pad([i // k * most + i % k for i, k in zip(at, shape.widths, strict=True)])
     first = pad([starts[d + 1] + np.arange(sizes[d]) * k for d, k in enumerate(shape.widths)])
 
@@ -113,10 +116,10 @@ def branch(
         jnp.concatenate([x[:, d, : sizes[d + 1]] for d in range(d_max)], axis=1)
         for x in (found.tokens, found.valid, found.confidence)
     )
-    parent = np.concatenate([[-1], *(starts[d] + i // k for d, (i, k) in enumerate(zip(at, shape.widths, strict=True)))])
+    parent = np.concatenate([[-1], *(starts[d] + slot for d, slot in enumerate(slots))])
     root = lambda x, value: jnp.pad(x, ((0, 0), (1, 0)), constant_values=value)  # noqa: E731
     valid = _closed(root(valid, True), parent)
-    law = jnp.concatenate([jnp.zeros((b, 1, vocab)), *(laws[:, d, i // k] for d, (i, k) in enumerate(zip(at, shape.widths, strict=True)))], axis=1)
+    rows = [laws[:, d, slot] for d, slot in enumerate(slots)]
     tree = Tree(
         tokens=jnp.where(valid, root(tokens, 0), 0).at[:, 0].set(anchor),
         parent=jnp.broadcast_to(jnp.asarray(parent, jnp.int32), valid.shape),
@@ -124,7 +127,12 @@ def branch(
     )
     proposal = "sampled" if shape.replacement else "without_replacement"
     numbers = [np.array([0]), *(1 + (d - 1) * w + np.arange(sizes[d]) for d in range(1, d_max)), np.full(sizes[-1], -1)]
-    draft = Draft(tree, jnp.where(valid, root(confidence, 1.0), 0.0), Law(law), proposal)
+    draft = Draft(
+        tree,
+        jnp.where(valid, root(confidence, 1.0), 0.0),
+        Law(jnp.concatenate([jnp.zeros((b, 1, vocab)), *rows], axis=1)),
+        proposal,
+    )
     return draft, np.concatenate(numbers), pool
 
 

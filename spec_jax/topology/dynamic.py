@@ -23,8 +23,8 @@ def draw_next(
         key: the request's key.
         log_q: log-probs of the law.
         taken: the elder siblings' tokens; entries that are none are the vocabulary size.
-        position: text position of the token.
-        node: the child's index in the draft, which keys the draw.
+        position: text position of the draft's first level; it and the node key the draw, so no two rounds share one.
+        node: the child's index in the draft.
     """
     left = log_q.at[taken].set(-jnp.inf, mode="drop")
     ids = jnp.arange(log_q.shape[0], dtype=jnp.int32)
@@ -65,7 +65,7 @@ def dynamic(
         tree, depth, laws, place, confidence = carry
         at = jnp.argmax(place)
         taken = jnp.where((tree.parent == at) & tree.valid & (index > 0), tree.tokens, vocab)
-        token, share, likeliest = draw_next(key, laws[at], taken, position + depth[at], node)
+        token, share, likeliest = draw_next(key, laws[at], taken, position, node)
         found = (place[at] > 0) & (token >= 0)
         token, share = jnp.where(found, token, 0), jnp.where(found, share, 1.0)
         tree = Tree(

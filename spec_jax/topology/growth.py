@@ -34,7 +34,7 @@ class Growth:
         depth: longest root path, and so the number of expansions one after another.
         width: nodes expanded per level.
         children: tokens that each of them offers.
-        candidates: a node's likeliest tokens that are looked at; the best `children` of them are offered.
+        candidates: tokens that a node's chances are shared out among; the best `children` of them are offered.
         ranking: "point" ranks by the drafter's law; "coupled" by law and noise together (see `coupling`).
         delta: stop once a level adds no more than this to the expected number of accepted nodes. At 0 nothing is lost:
             the levels below could not have added anything either.
@@ -153,7 +153,8 @@ def grow(
     zeros = jnp.zeros((b, size), jnp.int32)
     ranked = rank(logits[:, None], root.paths[:, :1], jnp.int32(0))
     if ranked.tokens.shape[-1] < g.children:
-        raise ValueError(f"children: got {g.children}, takes at most the number of candidates {ranked.tokens.shape[-1]}")
+        m = ranked.tokens.shape[-1]
+        raise ValueError(f"children: got {g.children}, takes at most the number of candidates {m}")
     trace = jax.tree.map(lambda x: jnp.zeros((b, g.expanded, *x.shape[2:]), x.dtype), ranked.trace)
     carry = _Carry(
         depth=jnp.int32(0),

@@ -43,9 +43,9 @@ def by_depth(log_probs: Float[Array, "d v"]) -> NextLaw:
 class Siblings:
     """Children of one node in draw order; those behind the support's last token are not valid."""
 
-    tokens: Int[Array, "k"]
-    valid: Bool[Array, "k"]
-    confidence: Float[Array, "k"]
+    tokens: Int[Array, "*b k"]
+    valid: Bool[Array, "*b k"]
+    confidence: Float[Array, "*b k"]
 
 
 def siblings(

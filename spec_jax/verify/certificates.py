@@ -1,8 +1,8 @@
 """Certificates of acceptance: how far a drafter must be from the target before its choice can be refused.
 
 A drafter whose law is q proposes its m likeliest tokens (m = 1: its argmax); the target, whose law is p, accepts the
-tokens of a set A. As long as q is closer to p than the certificate, one of A is among them. Closeness is KL(p || q), the
-divergence that distillation minimises, or KL(q || p) with reverse=True. The setting is that of "When is a draft
+tokens of a set A. As long as q is closer to p than the certificate, one of A is among them. Closeness is KL(p || q),
+the divergence that distillation minimises, or KL(q || p) with reverse=True. The setting is that of "When is a draft
 accepted? A theory of acceptance in speculative decoding" (arXiv 2606.30265), whose abstract leaves the direction open;
 the closed forms are derived here from first principles.
 
@@ -42,16 +42,14 @@ def kl_to_reject(
     if reverse:
         kl = -jnp.log1p(jnp.where(pool, level - p, 0.0).sum())
     else:
-        ratio = jnp.where(pool & (p > 0), p / level, 1.0)
-        kl = jnp.where(pool, level * (ratio * jnp.log(ratio) - ratio + 1.0), 0.0)
-        kl = jnp.where(pool & (p == 0), level, kl).sum()
+        kl = jnp.where(pool, _divergence(p, level), 0.0).sum()
     return jnp.where(possible, jnp.maximum(kl, 0.0), jnp.inf)
 
 
 def nearest_rejected(
     p: Float[Array, "v"], accepted: Bool[Array, "v"], m: int = 1, reverse: bool = False
 ) -> Float[Array, "v"]:
-    """The drafter's law at `kl_to_reject`: m refused tokens tie with the accepted ones for the place. NaN if there is none."""
+    """The drafter's law at `kl_to_reject`, where m refused tokens tie with the accepted ones; NaN if there is none."""
     pool, level, possible = _pool(p, accepted, m, reverse)
     q = jnp.where(pool, level, p)
     return jnp.where(possible, q / q.sum(), jnp.nan)
@@ -62,8 +60,7 @@ def certified(
 ) -> Bool[Array, ""]:
     """Whether q is near enough to p for an accepted token to be among its m likeliest, by the certificate alone."""
     a, b = (q, p) if reverse else (p, q)
-    kl = jnp.where(a > 0, a * (jnp.log(a) - jnp.log(b)), 0.0).sum()
-    return kl < kl_to_reject(p, accepted, m, reverse)
+    return _divergence(a, b).sum() < kl_to_reject(p, accepted, m, reverse)
 
 
 def margin_bound(margin: Float[Array, "*b"] | float, m: int = 1, reverse: bool = False) -> Float[Array, "*b"]:
@@ -83,6 +80,13 @@ def margin_bound(margin: Float[Array, "*b"] | float, m: int = 1, reverse: bool =
     log_y = jnp.log(k * d + jnp.sqrt(k * k * d * d + 4 * (1 - d * d))) - jnp.log(2 * (1 - d))
     log_total = jnp.logaddexp(jnp.logaddexp(log_y, -log_y), jnp.log(jnp.float32(k)))
     return jnp.where(d < 1, log_y * d - log_total + jnp.log(m + 1.0), jnp.log(m + 1.0))
+
+
+def _divergence(a: Array, b: Array) -> Array:
+    """a log(a / b) - a + b: none is negative, so nothing cancels when they are summed over two laws."""
+    d = (a - b) / b
+    inside = b * ((1 + d) * jnp.log1p(d) - d)
+    return jnp.where(a > 0, jnp.where(b > 0, inside, jnp.inf), b)
 
 
 def _pool(p: Array, accepted: Array, m: int, reverse: bool) -> tuple[Array, Array, Array]:

@@ -14,15 +14,16 @@ from spec_jax.verify.scores import Scores
 from spec_jax.verify.siblings import Siblings, walk
 from spec_jax.verify.verdict import Verdict
 
-_CLOSE = 1e-4
+_CLOSE = 1e-5
 """Slopes are at most k; where they move less than this, more iterations change little."""
 
 
 def importance(key: noise.Key, draft: Draft, scores: Scores, m: int, levels: int = 8, iterations: int = 40) -> Verdict:
     """Choose one of k siblings by importance weights, then keep it with min(1, p / r), r the law of the chosen one.
 
-    The best rule for k candidates has this form, and this one comes within 1e-3 of the best chance of acceptance for
-    independent siblings (`audit.transport`) at the default settings on the tables we measured, up to k = 8.
+    The best rule for k candidates has this form. For independent siblings this one has, at the default settings, 0.9999
+    of the best chance of acceptance (`audit.transport`): the mean over 1,320 pairs of random laws over 5 tokens and
+    over 1000, with k = 2, 3, 4 and 8; 0.994 at the least. Siblings without replacement are out of its reach.
 
     How the law of the chosen one stays computable: every candidate draws a level of its own, from a law on `levels`
     levels that depends on its token alone, and the first of the highest level is chosen. If M_l is the chance that one
@@ -32,8 +33,8 @@ def importance(key: noise.Key, draft: Draft, scores: Scores, m: int, levels: int
     slopes are made to agree by iteration. The law of the chosen one is computed from the levels really used: the rule
     is exact after any number of iterations, and `iterations` only buy acceptance.
 
-    Cost at every node of the path: levels x iterations x V multiplications, whatever k is; no sort. That is tens of
-    times what `kseq` costs, so it pays where the target's pass is long.
+    Cost at every node of the path: levels x iterations x V multiplications, whatever k is; no sort. That is
+    about three times what `kseq` costs over a real vocabulary.
 
     Args:
         key: the request's key [2].

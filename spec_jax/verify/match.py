@@ -14,7 +14,9 @@ def match(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     """Emit argmax(z + T G) at every node of the path, exactly as plain decoding does; greedy where T = 0.
 
     The text depends on the target and the key alone, so any draft may be given, and sampled text is equal, token for
-    token, to plain decoding's. Drafts that share the noise ("coupled") are accepted nearly as often as greedy ones.
+    token, to plain decoding's. Drafts that share the noise ("coupled") are accepted nearly as often as greedy ones,
+    and siblings may be coupled too: the k greatest of log q + G. It is the rule for drafts of any kind, since a sibling
+    is looked for by its token; how it was found does not matter.
 
     Args:
         key: the request's key [2].

@@ -162,7 +162,7 @@ class Relaxed:
         row = dataclasses.replace(scores.row, temperature=jnp.where(scores.row.sampled, scores.row.temperature, 1.0))
         log_p, tokens = transform.log_probs(z, row), draft.tree.tokens
         passes = self.accepts.mask(log_p)[tokens]
-        if self.judge is not None:
+        if self.judge is not None and scores.features is not None:
             passes = passes | jax.vmap(self.judge)(scores.features)
         return passes & (log_p[tokens] > -jnp.inf)
 

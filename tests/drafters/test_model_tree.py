@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
 from spec_jax.topology.branching import Branching
+from spec_jax.topology.coupling import Learner
 from spec_jax.topology.growth import Growth
 from spec_jax.verify.rejection import rejection
 
@@ -43,7 +43,8 @@ def tables():
 @functools.cache
 def decoder(name, own):
     big, small = tables()
-    engine = Engine(TARGET, 48, drafter=ModelTree(TARGET, GROWTHS[name]), log_probs=True)
+    learner = Learner(1.0, 1.0, pooling=1e8) if own else Learner()
+    engine = Engine(TARGET, 48, drafter=ModelTree(TARGET, GROWTHS[name], learner), log_probs=True)
     return Decoder(engine, big, big if own else small, batch=3)
 
 
@@ -93,7 +94,7 @@ def test_its_state_follows_every_verdict(growth):
             if state.behind[row]:
                 assert state.last[row] == rows.tokens[row, length]
             ended_on_a_leaf.append(int(state.behind[row]))
-    assert 0 < np.mean(ended_on_a_leaf) < 1
+    assert np.mean(ended_on_a_leaf) < 1 and (any(ended_on_a_leaf) or growth == "point")
 
 
 BRANCHINGS = {"RSD": Branching((2, 2)), "iid": Branching((2, 1), replacement=True), "chain": Branching((1, 1))}
@@ -113,8 +114,9 @@ def test_drawn_trees_keep_the_law(name):
     assert report.passed and report.acceptance > 0.2
 
 
-def test_more_children_are_accepted_more_often():
-    assert law("RSD").acceptance > law("chain").acceptance + 0.05
+def test_a_tree_gains_more_tokens_than_a_chain():
+    gained = {name: law(name).acceptance * (BRANCHINGS[name].nodes - 1) for name in BRANCHINGS}
+    assert gained["RSD"] > gained["iid"] + 0.05 > gained["chain"] + 0.1
 
 
 @pytest.mark.parametrize("name", BRANCHINGS)
@@ -149,12 +151,3 @@ def test_a_model_of_another_vocabulary_is_refused():
     engine = Engine(TARGET, 16, drafter=ModelTree(TARGET, GROWTHS["coupled"]), rule=rejection)
     with pytest.raises(ValueError, match="takes a 'sampled'"):
         Decoder(engine, *tables()).generate([[1]], 2)
-
-
-def test_the_pending_arrays_hold_their_shapes_between_rounds():
-    engine = Engine(TARGET, 48, drafter=ModelTree(TARGET, GROWTHS["coupled"]))
-    drafter, small = engine.drafter, tables()[1]
-    state = drafter.init(small, 2, 48)
-    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    d = decoder("coupled", False)
-    assert jax.tree.structure(shapes) == jax.tree.structure(jax.tree.map(lambda x: (x.shape, x.dtype), d._state.drafter))

@@ -106,5 +106,5 @@ def test_bad_settings_are_refused():
         Engine(target(), 16, drafter=SmallModel(AuditTarget(6), 2))
     big, small = tables()
     engine = Engine(target(), 16, drafter=SmallModel(target(), 2), rule=rejection)
-    with pytest.raises(ValueError, match="takes a 'sampled' one"):
+    with pytest.raises(ValueError, match="takes a 'sampled' or"):
         Decoder(engine, big, small).generate([[1]], 2)

@@ -49,11 +49,9 @@ def right(state, row):
     """Plain decoding's text, and the hash of the last six tokens at every committed position."""
     text, start = PROMPTS[row % 7] + TEXTS[row % 7].tokens, len(PROMPTS[row % 7]) - 1
     length = int(state.rows.length[row])
-    return (
-        state.rows.tokens[row, :length].tolist() == text
-        and state.drafter.hashes[row, start : length - 1].tolist()
-        == [digest(text[: i + 1]) for i in range(start, length - 1)]
-    )
+    return state.rows.tokens[row, :length].tolist() == text and state.drafter.hashes[
+        row, start : length - 1
+    ].tolist() == [digest(text[: i + 1]) for i in range(start, length - 1)]
 
 
 def test_text_and_every_query_s_window():

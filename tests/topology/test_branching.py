@@ -37,8 +37,8 @@ SHAPES = [(2, 2, 1), (3, 1, 1), (1, 2, 2), (1, 1, 1), (3,)]
 @pytest.mark.parametrize("widths", SHAPES)
 def test_equal_to_the_tree_drawn_from_a_table(widths, replacement):
     shape = Branching(widths, replacement)
-    table = np.random.default_rng(1).normal(0, 1.5, (B, V, V)).astype(np.float32)
-    tables = jnp.broadcast_to(jnp.asarray(table)[:, None], (B, V, V, V))
+    table = jnp.asarray(np.random.default_rng(1).normal(0, 1.5, (B, V, V)), jnp.float32)
+    tables = jnp.broadcast_to(table[:, None], (B, V, V, V))
     draft, number, pool = run(shape, tables)
     assert draft.tree.tokens.shape == (B, shape.nodes) and number.shape == (shape.nodes,)
     assert draft.proposal == ("sampled" if replacement else "without_replacement")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from spec_jax import tree as trees
 from spec_jax.topology.pool import Pool, best
 
-
 SIZE = 10
 ancestors = jax.jit(trees.ancestors)
 select = jax.jit(best, static_argnums=2)

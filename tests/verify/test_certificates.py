@@ -1,6 +1,7 @@
 """Certificates against all drafters: random search never beats them, and the nearest rejected law attains them."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -71,8 +72,9 @@ def test_no_draft_that_is_refused_is_nearer(name, m, reverse, seed):
     if not np.isfinite(bound):
         assert not refused.any()
     some = q[:: len(q) // 20].astype(np.float32)
-    for x, miss in zip(some, misses(some, accepted, m), strict=True):
-        assert not (miss and certified(p.astype(np.float32), x, accepted, m, reverse))
+    for x, far in zip(some, distance(p, some.astype(np.float64), reverse), strict=True):
+        if abs(far - bound) > 2e-6:
+            assert certified(p.astype(np.float32), x, accepted, m, reverse) == (far < bound)
 
 
 @pytest.mark.parametrize(("name", "m", "reverse"), cases())
@@ -95,8 +97,6 @@ def test_the_nearest_rejected_law_attains_it(name, m, reverse, seed):
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_against_a_solver(m, reverse):
     """The convex programme as a solver finds it, over every choice of the m refused tokens."""
-    import itertools
-
     for seed in range(6):
         p = laws(seed, 2.0)
         accepted = np.asarray(accepted_by(p, Acceptable(top_k=2) if seed % 2 else None))
@@ -111,8 +111,7 @@ def test_against_a_solver(m, reverse):
                 bounds=[(1e-9, 1)] * V,
                 options={"maxiter": 200, "ftol": 1e-12},
             )
-            if found.success:
-                best = min(best, found.fun)
+            best = min(best, found.fun if found.success else np.inf)
         assert abs(best - float(least(p, accepted, m, reverse))) < 1e-5
 
 
@@ -144,9 +143,9 @@ def test_where_nothing_can_be_refused():
         assert least(p, everything, 1, reverse) == np.inf and np.isnan(nearest(p, everything, 1, reverse)).all()
         assert least(p, np.array([1, 1, 1, 0], bool), 2, reverse) == np.inf
     assert least(p, some, 1, True) == np.inf
-    assert abs(float(least(p, some, 1, False)) - kl(p, np.array([1, 1, 1, 1]) / 4)) < 2e-6
+    assert abs(float(least(p, some, 1, False)) - kl(p, np.array([0.8 / 3, 0.8 / 3, 0.2, 0.8 / 3]))) < 2e-6
     with pytest.raises(ValueError, match="m: got 5, takes 1 .. 4"):
-        certificates.kl_to_reject(p, some, 5)
+        certificates.kl_to_reject(jnp.asarray(p), jnp.asarray(some), 5)
 
 
 def test_ties_are_refused_for_nothing():

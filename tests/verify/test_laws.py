@@ -79,7 +79,9 @@ def test_text_of_trees_deeper_than_the_room(rule):
 
 
 # No top-k but on RND: on the others the likeliest tokens tie.
-MANY = [(name, s) for name in (*TABLES, "HOLES") for s in (*SETTINGS, "plain") if name == "RND" or s in ("top-p", "plain")]
+MANY = [
+    (name, s) for name in (*TABLES, "HOLES") for s in (*SETTINGS, "plain") if name == "RND" or s in ("top-p", "plain")
+]
 
 
 @pytest.mark.slow

@@ -4,15 +4,17 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spec_jax import noise
 from spec_jax.audit.transport import optimum, optimum_independent
 from spec_jax.sampling.settings import Sampling
-from spec_jax.verify.importance import importance
+from spec_jax.verify.importance import _decide, importance
 from spec_jax.verify.kseq import kseq
 from spec_jax.verify.resispec import resispec
+from spec_jax.verify.siblings import Siblings
 from tests.faults.lawkit import P, Q
 from tests.faults.laws import fit
 from tests.verify.drawn import cells, once
@@ -181,6 +183,23 @@ def test_the_gate_tells_the_rules_apart():
 @functools.partial(jax.jit, static_argnums=0)
 def run(rule, d, s, keys):
     return jax.vmap(lambda key: rule(key, d, s, 3))(keys)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def chance(p, q, k, n):
+    """That a sibling is accepted by the default levels: p less what the residual keeps."""
+    here = jnp.arange(n) == 1
+    rest = _decide(Siblings(p, q, jnp.zeros(n, jnp.int32), here, k, jnp.zeros(n)), 8, 40)[1]
+    return 1 - rest.sum()
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+def test_levels_come_close_to_the_optimum(k):
+    rng, parts = np.random.default_rng(k), []
+    for i in range(60):
+        p, q = rng.dirichlet(np.full(V, [0.2, 0.5, 1, 2][i % 4]), 2)
+        parts.append(chance(jnp.float32(p), jnp.float32(q), jnp.int32(k), 9) / optimum_independent(p, q, k))
+    assert max(parts) < 1 + 1e-4 and min(parts) > 0.99 and np.mean(parts) > 0.9995
 
 
 def large(seed, size=1000, k=4):

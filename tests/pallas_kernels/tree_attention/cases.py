@@ -74,7 +74,7 @@ def arrays(case: Case, seed: int = 0) -> tuple:
                 mask[row, i] = mask[row, 0 if i >= used else rng.integers(max(0, i - 3), i)]
             mask[row, i, i] = True
     mask = mask[:, m - case.n :]
-    for row, length in enumerate(case.lengths):
+    for row in range(b):
         cache[:, row, :, ~seen_slots(case, row, mask[row]).any(0)] = np.nan
         tree[:, row, :, case.used[row] :] = np.nan
     as_jax = lambda x: jnp.asarray(x, case.dtype)  # noqa: E731
@@ -123,9 +123,7 @@ def dense(case: Case, args: tuple) -> np.ndarray:
     b, n, heads, d = q.shape
     out = np.zeros((b, n, heads, d))
     for row in range(b):
-        seen = np.concatenate(
-            [seen_slots(case, row, mask[row] > 0), seen_nodes(case, row, mask[row] > 0)], axis=1
-        )
+        seen = np.concatenate([seen_slots(case, row, mask[row] > 0), seen_nodes(case, row, mask[row] > 0)], axis=1)
         for head in range(heads):
             kv = head // (heads // case.kv)
             keys = np.concatenate([cache_k[row, kv], tree_k[row, kv]])

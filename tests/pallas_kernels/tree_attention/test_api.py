@@ -31,7 +31,11 @@ def replaced(index, value):
         (ARGS, {"sinks": -1, "window": 3}, "sinks: got -1"),
         (ARGS, {"soft_cap": 0.0}, "soft_cap: got 0.0"),
         (ARGS, {"implementation": "cuda"}, "implementation: got 'cuda', takes None or one of xla, pallas_tpu"),
-        (replaced(0, ARGS[0].astype(jnp.float16)), {"implementation": "pallas_tpu"}, "q: got float16, pallas_tpu takes"),
+        (
+            replaced(0, ARGS[0].astype(jnp.float16)),
+            {"implementation": "pallas_tpu"},
+            "q: got float16, pallas_tpu takes",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(args, options, message):
@@ -75,3 +79,8 @@ def test_xla_takes_over_what_the_platform_s_kernel_cannot_serve(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     args = arrays(dataclasses.replace(CASES["short cache"], d=24))
     np.testing.assert_array_equal(tree_attention(*args), tree_attention(*args, implementation="xla"))
+
+
+def test_a_window_wider_than_any_text_is_none():
+    wide = tree_attention(*ARGS, window=20, sinks=2)
+    np.testing.assert_array_equal(wide, tree_attention(*ARGS))

@@ -1,4 +1,4 @@
-"""The kernels through the chips' own compilers, with no chip: they build, they are used, and their bundles don't grow."""
+"""The kernels through the chips' own compilers, with no chip: they build, are used, and don't grow in bundles."""
 
 import importlib.metadata
 import json
@@ -47,7 +47,9 @@ def test_builds_and_is_used(chip, shape):
     length, mask = jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((4, n, m), jnp.bool_)
     call = lambda *x: tree_attention(*x, d**-0.5, implementation=implementation, **options)  # noqa: E731
     compiled = aot.compile(call, (array(n, heads, d), cache, cache, length, tree, tree, mask), chip)
-    calls = [line for line in compiled.as_text().splitlines() if f'custom_call_target="{TARGETS[implementation]}"' in line]
+    calls = [
+        line for line in compiled.as_text().splitlines() if f'custom_call_target="{TARGETS[implementation]}"' in line
+    ]
     assert len(calls) == 1 and "tree_attention" in calls[0]
 
 
