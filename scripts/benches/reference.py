@@ -12,8 +12,8 @@ from spec_jax.models.load import LoadedTarget
 def to_transformers(model: LoadedTarget) -> Any:
     """A LlamaForCausalLM in float32 that holds a loaded target's weights.
 
-    Raises ModuleNotFoundError without torch or transformers, and ValueError for a model with biases, scaled RoPE or a
-    head of its own.
+    Raises ModuleNotFoundError without torch or transformers, and ValueError for a model with biases, scaled RoPE, a
+    sliding window or a head of its own.
     """
     try:
         import torch
@@ -23,8 +23,8 @@ def to_transformers(model: LoadedTarget) -> Any:
             f"{missing.name} is missing: pip install 'spec_jax[reference]'", name=missing.name
         ) from missing
     c, p = model.target.config, model.params
-    if c.rope.type != "default" or c.attention_bias or c.mlp_bias or p.head is not None:
-        raise ValueError("model: got one with scaled RoPE, biases or an untied head, takes one without")
+    if c.rope.type != "default" or c.attention_bias or c.mlp_bias or p.head is not None or c.sliding_window:
+        raise ValueError("model: got one with scaled RoPE, biases, a window or an untied head, takes one without")
     theirs: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=c.vocab_size,

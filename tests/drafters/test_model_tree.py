@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,12 +11,16 @@ from spec_jax.audit.law import check_law
 from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine, EngineParams
+from spec_jax.models import views
+from spec_jax.models.config import LlamaConfig
+from spec_jax.models.llama import Llama, from_tensors
 from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
 from spec_jax.topology.branching import Branching
 from spec_jax.topology.coupling import Learner
 from spec_jax.topology.growth import Growth
+from spec_jax.verify.match import match
 from spec_jax.verify.rejection import rejection
 
 V = 8
@@ -151,3 +156,46 @@ def test_a_model_of_another_vocabulary_is_refused():
     engine = Engine(TARGET, 16, drafter=ModelTree(TARGET, GROWTHS["coupled"]), rule=rejection)
     with pytest.raises(ValueError, match="takes a 'sampled'"):
         Decoder(engine, *tables()).generate([[1]], 2)
+
+
+@pytest.mark.parametrize("growth", ("coupled", "RSD"))
+def test_a_views_cache_is_that_of_a_fresh_run_after_every_count_of_accepted_nodes(growth):
+    target, params = tiny_llama()
+    view, fewer = views.skip(target, params, (1,))
+    shape = Growth(nodes=6, depth=2, width=2, children=3, ranking="coupled") if growth == "coupled" else Branching((2, 2))
+    rule = match if growth == "coupled" else rejection
+    engine = Engine(target, 40, drafter=ModelTree(view, shape), rule=rule, prefill_chunk=8)
+    d = Decoder(engine, params, fewer, batch=3)
+    for i, prompt in enumerate(PROMPTS):
+        d.submit(prompt, 30, key=i, sampling=Sampling(temperature=0.7))
+    fresh = jax.jit(lambda tokens, n: view.prefill(fewer, view.init_state(fewer, 3, 40), tokens, n)[1])
+    seen, before = set(), np.zeros(3, int)
+    while d.busy:
+        d.step(1)
+        rows, state = d._state.rows, d._state.drafter
+        running = np.flatnonzero(np.asarray(rows.running))
+        length = jnp.maximum(rows.length - 1 - state.behind, 0)
+        want = fresh(rows.tokens, length)
+        for row in running:
+            n = int(length[row])
+            assert int(state.model.length[row]) == n
+            for got, right in zip(jax.tree.leaves(state.model), jax.tree.leaves(want), strict=True):
+                if got.ndim == 4:
+                    np.testing.assert_allclose(got[row, :, :n], right[row, :, :n], atol=2e-5)
+            seen.add((int(rows.counters.accepted[row]) - before[row], int(state.behind[row])))
+        before = np.asarray(rows.counters.accepted)
+    assert {count for count, _ in seen} == {0, 1, 2} and {behind for _, behind in seen} == {0, 1}
+
+
+def tiny_llama():
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4
+    )
+    shapes = {"self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16)}
+    shapes |= {"self_attn.o_proj": (16, 16), "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16)}
+    shapes |= {"mlp.down_proj": (16, 24), "input_layernorm": (16,), "post_attention_layernorm": (16,)}
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(0, 0.3, shape) if len(shape) > 1 else 1 + rng.normal(0, 0.1, shape)  # noqa: E731
+    tensors = {f"model.layers.{i}.{name}.weight": draw(*shape) for i in range(3) for name, shape in shapes.items()}
+    tensors |= {"model.embed_tokens.weight": draw(16, 16), "model.norm.weight": draw(16), "lm_head.weight": 2 * draw(16, 16)}
+    return Llama(config), from_tensors(config, tensors)
