@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
     seconds: dict[tuple[str, bool, str], list[float]] = defaultdict(list)
     tokens: dict[tuple[str, str], int] = {}
     for repeat in range(args.repeats):
+        for decoder in ours.values():
+            decoder.forget()
         for case in cases:
             for name, decoder in ours.items():
                 done, without, whole = runs.timed(decoder, case.ids, args.tokens, Sampling(), 0)

@@ -29,7 +29,7 @@ class Case:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --prompts, --tokens and --repeats."""
     parser.add_argument("--prompts", type=int, default=4, metavar="N", help="prompts per class (4)")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="most new tokens per prompt (256)")
+    parser.add_argument("--tokens", type=int, default=384, metavar="N", help="most new tokens per prompt (384)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (3)")
 
 

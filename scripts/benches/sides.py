@@ -30,7 +30,10 @@ class Sides:
         args: argparse.Namespace,
         sampling: Sampling,
     ) -> None:
-        """Warm up, then run every case on every side `args.repeats` times, the order of the sides turning."""
+        """Warm up, then run every case on every side `args.repeats` times, the order of the sides turning.
+
+        Every repeat starts with nothing learned, so that no side has seen its answer before.
+        """
         self._cases, self._args, self._sampling = list(cases), args, sampling
         self._seconds: dict[tuple[str, str], list[float]] = {}
         self._results: dict[tuple[str, str], Result] = {}
@@ -39,6 +42,8 @@ class Sides:
         before = sum(d.programs for d in decoders.values())
         names = list(decoders)
         for repeat in range(args.repeats):
+            for decoder in decoders.values():
+                decoder.forget()
             for case in cases:
                 for i in range(len(names)):
                     name = names[(i + repeat) % len(names)]

@@ -125,7 +125,8 @@ class Decoder:
         self._close = jax.jit(rows.close, donate_argnums=0)
         self._release = jax.jit(functools.partial(rows.release, engine), donate_argnums=0)
         self._decode = jax.jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
-        self._state: EngineState = jax.jit(functools.partial(rows.empty, engine, batch=batch))(self.params)
+        self._empty = jax.jit(functools.partial(rows.empty, engine, batch=batch))
+        self._state: EngineState = self._empty(self.params)
         self._waiting: deque[_Job] = deque()
         self._slots: list[_Job | None] = [None] * batch
         self._prefilled: tuple[int, EngineState] | None = None
@@ -252,6 +253,16 @@ class Decoder:
                 self._state = self._close(self._state, jnp.array([slot]))
                 return
         raise ValueError(f"id: got {id}, takes the id of a request that waits or runs")
+
+    def forget(self) -> None:
+        """Drop what drafter and controller have learned from earlier requests; takes a decoder that is idle.
+
+        Earlier outputs change how fast later requests are, never what they emit: a benchmark that asks for a text twice
+        without this measures how well it is remembered.
+        """
+        if self.busy:
+            raise ValueError("forget: got a decoder with requests, takes an idle one")
+        self._state = self._empty(self.params)
 
     def save(self, path: str) -> None:
         """Write the running requests to a file, to go on from with `restore` in another process."""

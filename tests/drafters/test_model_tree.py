@@ -162,7 +162,9 @@ def test_a_model_of_another_vocabulary_is_refused():
 def test_a_views_cache_is_that_of_a_fresh_run_after_every_count_of_accepted_nodes(growth):
     target, params = tiny_llama()
     view, fewer = views.skip(target, params, (1,))
-    shape = Growth(nodes=6, depth=2, width=2, children=3, ranking="coupled") if growth == "coupled" else Branching((2, 2))
+    shape = (
+        Growth(nodes=6, depth=2, width=2, children=3, ranking="coupled") if growth == "coupled" else Branching((2, 2))
+    )
     rule = match if growth == "coupled" else rejection
     engine = Engine(target, 40, drafter=ModelTree(view, shape), rule=rule, prefill_chunk=8)
     d = Decoder(engine, params, fewer, batch=3)
@@ -197,5 +199,9 @@ def tiny_llama():
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(0, 0.3, shape) if len(shape) > 1 else 1 + rng.normal(0, 0.1, shape)  # noqa: E731
     tensors = {f"model.layers.{i}.{name}.weight": draw(*shape) for i in range(3) for name, shape in shapes.items()}
-    tensors |= {"model.embed_tokens.weight": draw(16, 16), "model.norm.weight": draw(16), "lm_head.weight": 2 * draw(16, 16)}
+    tensors |= {
+        "model.embed_tokens.weight": draw(16, 16),
+        "model.norm.weight": draw(16),
+        "lm_head.weight": 2 * draw(16, 16),
+    }
     return Llama(config), from_tensors(config, tensors)

@@ -11,6 +11,7 @@ import pytest
 from spec_jax import noise
 from spec_jax.control.budget import WidestLive
 from spec_jax.drafters.scripted import Script, Scripted
+from spec_jax.drafters.suffix import Suffix
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.text import GrowingText, held_back
@@ -322,3 +323,21 @@ def test_growing_text_takes_the_earliest_stop():
     assert text.push([0, 1]) == "a"
     assert text.push([2, 3, 4]) == "b" and text.stopped_after == 4 and text.text == "ab"
     assert text.finish() == ""
+
+
+def test_what_was_learned_is_forgotten():
+    drafter = Suffix(nodes=8, longest=8, store=64)
+    e = Engine(AuditTarget(V), 40, prefill_chunk=4, drafter=drafter, controller=WidestLive(), widths=(1, 8))
+    made = Decoder(e, table(), None, Letters())
+
+    def passes() -> tuple[tuple[int, ...], int]:
+        result = made.generate([[1, 2, 3]], 24, key=5, sampling=Sampling(temperature=1.0), eos=())[0]
+        return result.tokens, result.counters["rounds"]
+
+    first, again = passes(), passes()
+    assert again[0] == first[0] and again[1] < first[1]
+    made.forget()
+    assert passes() == first
+    made.submit([1, 2], 4)
+    with pytest.raises(ValueError, match="forget: got a decoder with requests"):
+        made.forget()
