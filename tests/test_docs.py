@@ -40,8 +40,6 @@ def test_a_name_that_is_not_there_is_found_out():
 def test_configs_exist_and_every_one_is_listed():
     rows = [row for _, row in re.findall(r"(configs?) ((?:`\w+`(?:, )?)+)", METHODS)]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-        n for _, row in re.findall(r"(configs?) ((?:`\w+`(?:, )?)+)", METHODS) for n in re.findall(r"`(\w+)`", row)
-    }
     assert named == set(configs.names()) - {"plain"}
 
 
