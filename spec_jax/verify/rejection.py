@@ -32,8 +32,9 @@ def rejection(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     On a chain this is speculative sampling. Siblings are tried in node order against the residual of those before
     them: multi-candidate speculative decoding (MCSD, SpecInfer) if they are independent draws ("sampled"), recursive
     rejection sampling (RSD, EAGLE) if they come without repeats ("without_replacement"), where q loses every sibling
-    tried and is renormalised. Text has the law of plain decoding but not its tokens: it depends on the draft. The
-    acceptance tests and the replacement draw use noise streams of their own, independent of the draft's.
+    tried and is renormalised. A token that its law lacks can't have been drawn and is passed over. Text has the law of
+    plain decoding but not its tokens: it depends on the draft. The acceptance tests and the replacement draw use noise
+    streams of their own, independent of the draft's.
 
     Raises:
         ValueError: if the draft's tokens were not drawn from a law: p/q would bias the text. Use `point_mass`.
@@ -70,10 +71,11 @@ def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int, law: Callable[[A
         child = jnp.where((tree.parent == walk.node) & tree.valid & (index > t.cursor), index, n).min()
         tried = child < n
         q, x = law(child), tree.tokens[child]
-        keep = tried & (q[x] > 0) & (noise.uniform(accept_key, position, child) * q[x] < p[x])
+        possible = q[x] > 0
+        keep = tried & possible & (noise.uniform(accept_key, position, child) * q[x] < p[x])
         rest = jnp.maximum(p - q, 0.0)
         mass = reduce.total(rest)
-        rest = jnp.where(mass > 0, rest / mass, p)
+        rest = jnp.where(possible & (mass > 0), rest / mass, p)
         drawn = reduce.argmax(jnp.log(p) + noise.gumbel(residual_key, position, vocab))
         moved = walk.emit(jnp.where(keep, x, drawn), jnp.where(keep, child, n), z, scores)
         ends = keep | ~tried
