@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -5,6 +6,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 import tests.shapes  # noqa: E402, F401 --jaxtyping-packages needs it before anything imports spec_jax
 
@@ -18,3 +20,15 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 hypothesis.configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 hypothesis.settings.register_profile("spec_jax", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("spec_jax")
+
+
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def release_programs():
+    """Let compiled programs go when they fill the process's memory map: Linux allows 65,530 parts, then XLA aborts."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
