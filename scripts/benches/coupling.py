@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure and print."""
     if args.quick:
+        args.temperatures = args.temperatures[-1:]
         args.prompts, args.rounds = 1, 2
     model = load_target(args.model)
     view, params = views.skip(model.target, model.params, args.skip)
