@@ -44,7 +44,7 @@ def rejection(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     """
     require(draft, "sampled", "without_replacement")
     vocab = scores.logits.shape[1]
-    return _walk(key, draft, scores, m, lambda node: drawn_from(draft, node, vocab))
+    return ratio_walk(key, draft, scores, m, lambda node: drawn_from(draft, node, vocab))
 
 
 def point_mass(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
@@ -55,10 +55,24 @@ def point_mass(key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
     noise. Source: arXiv 2211.17192, algorithm 1, with q a point mass.
     """
     vocab = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)
-    return _walk(key, draft, scores, m, lambda node: (vocab == draft.tree.tokens[node]).astype(jnp.float32))
+    return ratio_walk(key, draft, scores, m, lambda node: (vocab == draft.tree.tokens[node]).astype(jnp.float32))
 
 
-def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int, law: Callable[[Array], Array]) -> Verdict:
+def ratio_walk(
+    key: noise.Key,
+    draft: Draft,
+    scores: Scores,
+    m: int,
+    law: Callable[[Array], Array],
+    lenience: float = 1.0,
+    stand_in: Callable[..., Array] | None = None,
+    passes: Callable[[Array], Array] | None = None,
+) -> Verdict:
+    """The walk of all p/q rules; strict as long as nothing but the law is given.
+
+    law(node) is q of a node's own token. The rest is for `verify.relaxed`: lenience multiplies q in the test;
+    stand_in(p, q, z, node, tried) is the law that stands for p; passes(z) are the nodes that need no test.
+    """
     tree, n = draft.tree, scores.logits.shape[0]
     accept_key, residual_key = noise.stream(key, "accept"), noise.stream(key, "residual")
     index = jnp.arange(n, dtype=jnp.int32)
@@ -67,12 +81,16 @@ def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int, law: Callable[[A
     def step(t: _Trial) -> _Trial:
         walk, position = t.walk, scores.position + t.walk.verdict.accepted
         z = scores.z(walk.node, walk.history)
-        p = lax.select(t.fresh, jnp.exp(scores.log_probs(z)), t.p)
         child = jnp.where((tree.parent == walk.node) & tree.valid & (index > t.cursor), index, n).min()
         tried = child < n
         q, x = law(child), tree.tokens[child]
+        p = jnp.exp(scores.log_probs(z))
+        p = lax.select(t.fresh, p if stand_in is None else stand_in(p, q, z, walk.node, tried), t.p)
         possible = q[x] > 0
-        keep = tried & possible & (noise.uniform(accept_key, position, child) * q[x] < p[x])
+        keep = possible & (noise.uniform(accept_key, position, child) * (lenience * q[x]) < p[x])
+        if passes is not None:
+            keep = keep | passes(z)[jnp.minimum(child, n - 1)]
+        keep = tried & keep
         rest = jnp.maximum(p - q, 0.0)
         mass = reduce.total(rest)
         rest = jnp.where(possible & (mass > 0), rest / mass, p)
@@ -80,7 +98,7 @@ def _walk(key: noise.Key, draft: Draft, scores: Scores, m: int, law: Callable[[A
         moved = walk.emit(jnp.where(keep, x, drawn), jnp.where(keep, child, n), z, scores)
         ends = keep | ~tried
         walk = _select(ends, moved, walk)
-        return _Trial(walk, jnp.where(keep, child, jnp.where(tried, child, t.cursor)), ends, jnp.where(ends, p, rest))
+        return _Trial(walk, jnp.where(tried, child, t.cursor), ends, jnp.where(ends, p, rest))
 
     start = _Trial(Walk.start(scores, m), jnp.int32(0), jnp.bool_(True), jnp.zeros(vocab.shape))
     return lax.while_loop(lambda t: ~t.walk.done, step, start).walk.verdict

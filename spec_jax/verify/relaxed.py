@@ -7,29 +7,22 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool
 
 from spec_jax import noise
 from spec_jax.sampling import reduce, transform
 from spec_jax.tree import Draft
 from spec_jax.verify.acceptable import Acceptable
+from spec_jax.verify.proposal import law_of
+from spec_jax.verify.rejection import ratio_walk
 from spec_jax.verify.scores import Scores
 from spec_jax.verify.verdict import Verdict, Walk, child_with
 
 Judge = Callable[[Array], Array]
 Weight = Callable[[Array | None, Array, Array], Array]
-
-
-@flax.struct.dataclass
-class _Trial:
-    walk: Walk
-    cursor: Int[Array, ""]
-    fresh: Bool[Array, ""]
-    p: Float[Array, "vocab"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,39 +176,16 @@ class Relaxed:
         return lax.while_loop(lambda walk: ~walk.done, step, Walk.start(scores, m)).verdict
 
     def _ratio(self, key: noise.Key, draft: Draft, scores: Scores, m: int) -> Verdict:
-        tree, n = draft.tree, scores.logits.shape[0]
-        accept_key, residual_key = noise.stream(key, "accept"), noise.stream(key, "residual")
-        index = jnp.arange(n, dtype=jnp.int32)
-        vocab = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)
-        stated = draft.law if self.strict == "rejection" else None
+        vocab = scores.logits.shape[1]
 
         def law(node: Array) -> Array:
-            if stated is None:
-                return (vocab == tree.tokens[node]).astype(jnp.float32)
-            q = jnp.exp(stated.log_probs[node])
-            return q if stated.ids is None else jnp.zeros(vocab.shape, q.dtype).at[stated.ids[node]].add(q, mode="drop")
+            if self.strict == "rejection":
+                return law_of(draft, node, vocab)
+            return (jnp.arange(vocab) == draft.tree.tokens[node]).astype(jnp.float32)
 
-        def step(t: _Trial) -> _Trial:
-            walk, position = t.walk, scores.position + t.walk.verdict.accepted
-            z = scores.z(walk.node, walk.history)
-            child = jnp.where((tree.parent == walk.node) & tree.valid & (index > t.cursor), index, n).min()
-            tried = child < n
-            q, x = law(child), tree.tokens[child]
-            whole = self._blended(jnp.exp(scores.log_probs(z)), q, z, walk.node, tried, scores)
-            p = lax.select(t.fresh, whole, t.p)
-            keep = noise.uniform(accept_key, position, child) * (self.lenience * q[x]) < p[x]
-            keep = tried & (keep | self._passes(z, draft, scores)[jnp.minimum(child, n - 1)])
-            rest = jnp.maximum(p - q, 0.0)
-            mass = reduce.total(rest)
-            rest = jnp.where(mass > 0, rest / mass, p)
-            drawn = reduce.argmax(jnp.log(p) + noise.gumbel(residual_key, position, vocab))
-            moved = walk.emit(jnp.where(keep, x, drawn), jnp.where(keep, child, n), z, scores)
-            ends = keep | ~tried
-            walk = jax.tree.map(lambda a, b: jnp.where(ends, a, b), moved, walk)
-            return _Trial(walk, jnp.where(tried, child, t.cursor), ends, jnp.where(ends, p, rest))
-
-        start = _Trial(Walk.start(scores, m), jnp.int32(0), jnp.bool_(True), jnp.zeros(vocab.shape))
-        return lax.while_loop(lambda t: ~t.walk.done, step, start).walk.verdict
+        blended = lambda *at: self._blended(*at, scores)  # noqa: E731
+        passes = lambda z: self._passes(z, draft, scores)  # noqa: E731
+        return ratio_walk(key, draft, scores, m, law, self.lenience, blended, passes)
 
     def _blended(self, p: Array, q: Array, z: Array, node: Array, tried: Array, scores: Scores) -> Array:
         """The law that stands for p: p itself if nothing was drafted here, or if w is 1."""
