@@ -183,7 +183,7 @@ class Relaxed:
                 return law_of(draft, node, vocab)
             return (jnp.arange(vocab) == draft.tree.tokens[node]).astype(jnp.float32)
 
-        blended = lambda *at: self._blended(*at, scores)  # noqa: E731
+        blended = lambda p, q, z, node, tried: self._blended(p, q, z, node, tried, scores)  # noqa: E731
         passes = lambda z: self._passes(z, draft, scores)  # noqa: E731
         return ratio_walk(key, draft, scores, m, law, self.lenience, blended, passes)
 
