@@ -37,7 +37,8 @@ def request(
         sampling: settings; None is greedy.
         eos: end-of-sequence ids, any of which ends the text.
         stops: stop sequences of token ids, any of which ends the text when it has been generated as a whole.
-        constraint_start: the constraint's first state for this request (`constraint.bank` returns it).
+        constraint_start: the constraint's first state for this request (`constraint.bank` returns it). A number that
+            its table lacks allows no token, so the request finishes as INVALID.
         generated: tokens that an earlier run of this request already emitted and that did not end it; they count
             against the budget.
 
@@ -80,6 +81,10 @@ def request(
     if ended is not None:
         raise ValueError(
             f"generated: got a text that an end-of-sequence token or a stop ends at token {ended}, takes an open one"
+        )
+    if not isinstance(constraint_start, int) or constraint_start < 0:
+        raise ValueError(
+            f"constraint_start: got {constraint_start!r}, takes a state of the engine's constraint, from 0"
         )
     words = noise.request_key(key)
     if words.shape != (2,):

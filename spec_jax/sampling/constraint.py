@@ -22,12 +22,15 @@ class Constraint:
     table: Int[Array, "states classes"]
 
     def mask(self, state: Int[Array, ""]) -> Bool[Array, "vocab"]:
-        """The tokens allowed in a state; none in -1."""
-        return (self.table[jnp.maximum(state, 0)] >= 0)[self.classes] & (state >= 0)
+        """The tokens allowed in a state; none in a number that is no state."""
+        return (self.table[jnp.maximum(state, 0)] >= 0)[self.classes] & self._has(state)
 
     def step(self, state: Int[Array, ""], token: Int[Array, ""]) -> Int[Array, ""]:
         """The state after a token; -1 after one that is not allowed, and ever after."""
-        return jnp.where(state < 0, -1, self.table[jnp.maximum(state, 0), self.classes[token]])
+        return jnp.where(self._has(state), self.table[jnp.maximum(state, 0), self.classes[token]], -1)
+
+    def _has(self, state: Int[Array, ""]) -> Bool[Array, ""]:
+        return (state >= 0) & (state < self.table.shape[0])
 
 
 def free(vocab_size: int) -> Constraint:

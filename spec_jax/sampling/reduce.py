@@ -31,11 +31,11 @@ def peak(x: Float[Array, "v"]) -> Float[Array, ""]:
 
 
 def argmax(x: Float[Array, "v"]) -> Int[Array, ""]:
-    """Lowest index of the maximum; -1 where there is none: some entry is NaN, or all are -inf."""
+    """Lowest index of the maximum; -1 where there is none: some entry is NaN or +inf, or all are -inf."""
     top, v = peak(x), x.shape[0]
     index = jnp.where(x == top, jnp.arange(v, dtype=jnp.int32), v)
     index = -_fold(-index, -v).max(0).max()
-    return jnp.where((index < v) & (top > -jnp.inf), index, -1)
+    return jnp.where((index < v) & jnp.isfinite(top), index, -1)
 
 
 def log_sum_exp(x: Float[Array, "v"]) -> Float[Array, ""]:

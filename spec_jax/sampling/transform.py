@@ -62,7 +62,7 @@ def log_probs(z: Float[Array, "vocab"], row: SamplingRow) -> Float[Array, "vocab
 def choose(
     z: Float[Array, "vocab"], row: SamplingRow, key: noise.Key, position: Int[Array, ""], sampled: bool = True
 ) -> Int[Array, ""]:
-    """The token at a text position: argmax of z + T * G over the support, lowest id on a tie; -1 on NaN or no token.
+    """The token at a text position: argmax of z + T * G over the support, lowest id on a tie; -1 on NaN, inf or no token.
 
     sampled=False leaves the noise out of the program, for batches in which every temperature is 0. The truncation is
     looked for only if the untruncated choice falls outside it, which its own mass and rank decide in one pass.
@@ -72,9 +72,8 @@ def choose(
     tokens = jnp.arange(z.shape[0], dtype=jnp.int32)
     noisy = z + row.temperature * noise.gumbel(key, position, tokens)
     token = reduce.argmax(noisy)
-    return _rarely(
-        row.sampled & ~_kept(token, z, row), lambda _: reduce.argmax(jnp.where(support(z, row), noisy, -jnp.inf)), token
-    )
+    cut = row.sampled & (token >= 0) & ~_kept(token, z, row)
+    return _rarely(cut, lambda _: reduce.argmax(jnp.where(support(z, row), noisy, -jnp.inf)), token)
 
 
 def _kept(token: Array, z: Array, row: SamplingRow) -> Array:

@@ -188,7 +188,7 @@ class Relaxed:
         return ratio_walk(key, draft, scores, m, law, self.lenience, blended, passes)
 
     def _blended(self, p: Array, q: Array, z: Array, node: Array, tried: Array, scores: Scores) -> Array:
-        """The law that stands for p: p itself if nothing was drafted here, or if w is 1."""
+        """The law that stands for p: p itself if nothing was drafted here, if w is 1, or if p has no token."""
         if not callable(self.weight) and self.weight == 1:
             return p
         q = jnp.where(z > -jnp.inf, q, 0.0)
@@ -196,4 +196,4 @@ class Relaxed:
         q = jnp.where(mass > 0, q / mass, p)
         features: Any = None if scores.features is None else scores.features[node]
         w = self.weight(features, p, q) if callable(self.weight) else self.weight
-        return jnp.where(tried, w * p + (1 - w) * q, p)
+        return jnp.where(tried & (reduce.total(p) > 0), w * p + (1 - w) * q, p)

@@ -228,9 +228,9 @@ def test_constraints_by_index():
     assert d.generate(["abc"], 12, key=1, sampling=SAMPLED, eos=())[0].tokens == plain("abc", 12, 1).tokens
 
 
-def test_invalid_logits_end_the_request_and_no_other():
-    broken = table().at[:, :].set(jnp.nan)
-    d = Decoder(engine(), broken, None, Letters(), 2)
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_invalid_logits_end_the_request_and_no_other(bad):
+    d = Decoder(engine(), table().at[:, 1].set(bad), None, Letters(), 2)
     result = d.generate(["abc"], 5, eos=())[0]
     assert result.finish == "invalid" and result.tokens == ()
     banned = Sampling(banned_tokens=tuple(range(V)))

@@ -136,3 +136,15 @@ def test_requests_of_another_buffer_are_refused():
     other = dataclasses.replace(ENGINE, max_len=kit.MAX_LEN - 1)
     with pytest.raises(ValueError, match=f"tokens: got a buffer of {kit.MAX_LEN - 1} tokens a row"):
         rows.init(ENGINE, PARAMS, request(other, [1]))
+
+
+def test_a_constraint_state_outside_the_table_allows_nothing():
+    with pytest.raises(ValueError, match="constraint_start: got -1, takes a state of the engine's constraint, from 0"):
+        request(ENGINE, [1], 5, constraint_start=-1)
+    states = PARAMS.constraint.table.shape[0]
+    starts = (states, 0, 2**30, 0)
+    state = prefill(PARAMS, stack([request(ENGINE, [1, 2], 5, constraint_start=start) for start in starts]))
+    state = decode(PARAMS, state)
+    for row, start in enumerate(starts):
+        outside = start >= states
+        assert (kit.finish(state, row) == "INVALID") == outside and (kit.output(state, row) == []) == outside

@@ -122,7 +122,8 @@ def _on_an_edge(z, s):
 
 @pytest.mark.parametrize("s", SETTINGS)
 def test_nan_and_no_token_give_no_token(s):
-    for z in ([jnp.nan] + [0.0] * (V - 1), [0.0] * (V - 1) + [jnp.nan], [jnp.nan] * V, [-jnp.inf] * V):
+    alone = [[bad if i == at else 0.0 for i in range(V)] for bad in (jnp.nan, jnp.inf) for at in (0, V - 1)]
+    for z in (*alone, [jnp.nan] * V, [-jnp.inf] * V, [jnp.inf] * V):
         assert choose(jnp.array(z), to_row(s, V), noise.request_key(0), jnp.int32(0)) == -1
 
 

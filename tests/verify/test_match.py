@@ -68,7 +68,7 @@ def test_the_first_of_equal_children_is_taken():
     assert v.path.tolist() == [0, 1, 4, 0, 0] and v.tokens.tolist() == [3, 3, 3, 0, 0]
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf, np.where(np.arange(V) == 1, np.inf, 0.0)], ids=str)
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLING])
 def test_invalid_logits_end_the_walk(bad, sampling):
     """A row that has a NaN, or no token, gives -1 there; what came before it stands."""

@@ -188,7 +188,7 @@ def test_law_over_some_ids():
     assert 0 < got.accepted.mean() < 1
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf, np.where(np.arange(V) == 1, np.inf, 0.0)], ids=str)
 @pytest.mark.parametrize("rule", [rejection, point_mass])
 def test_invalid_logits_give_no_token(rule, bad):
     d = draft([0, 2], (-1, 0), law=FLAT, proposal="sampled")

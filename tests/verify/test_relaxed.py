@@ -241,7 +241,7 @@ def test_what_may_not_come_does_not_come(name, temperature):
         assert token not in allowed or name == "blend" or (v.accepted == 1).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf, np.where(np.arange(V) == 1, np.inf, 0.0)], ids=str)
 @pytest.mark.parametrize("name", EVERYTHING)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_invalid_logits_give_no_token(name, bad, sampling):

@@ -231,7 +231,7 @@ def test_greedy_rows_take_the_likeliest_token(rule):
         assert (v.tokens[:, : accepted + 1] == np.array(text)).all() and (v.accepted == accepted).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf, np.where(np.arange(V) == 1, np.inf, 0.0)], ids=str)
 @pytest.mark.parametrize("rule", [kseq, resispec, importance])
 def test_invalid_logits_give_no_token(rule, bad):
     d = draft([0, 2, 2], (-1, 0, 0), law=np.log(np.tile(Q, (3, 1))), proposal="sampled")

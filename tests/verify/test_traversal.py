@@ -117,7 +117,7 @@ def test_greedy_rows_take_the_likeliest_path(rule):
     assert (v.accepted == 2).all() and (v.tokens == np.array([1, 4, 2])).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, np.inf, np.where(np.arange(5) == 1, np.inf, 0.0)], ids=str)
 def test_invalid_logits_end_the_text(bad):
     """The node whose logits are bad may be accepted, its children may not; -1 comes after it."""
     logits = np.log(np.tile(P, (5, 1)))
