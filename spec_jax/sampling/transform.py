@@ -62,7 +62,7 @@ def log_probs(z: Float[Array, "vocab"], row: SamplingRow) -> Float[Array, "vocab
 def choose(
     z: Float[Array, "vocab"], row: SamplingRow, key: noise.Key, position: Int[Array, ""], sampled: bool = True
 ) -> Int[Array, ""]:
-    """The token at a text position: argmax of z + T * G over the support, lowest id on a tie; -1 on NaN, inf or no token.
+    """The token at a text position: argmax of z + T * G over the support, lowest id on a tie; -1 on NaN, inf, no token.
 
     sampled=False leaves the noise out of the program, for batches in which every temperature is 0. The truncation is
     looked for only if the untruncated choice falls outside it, which its own mass and rank decide in one pass.
