@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 
 from spec_jax import tree as trees
 from spec_jax.drafters.drafter import Committed, Context
+from spec_jax.engine.changes import Changes, changed, changes
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState, Rows
 from spec_jax.engine.stops import trim
@@ -32,8 +33,8 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
     which = engine.controller.decide(state.controller, draft, rows.running, params.cost, engine.widths)
     width = jnp.asarray(engine.widths)[which]
     passes = [_verify_width(engine, params, state, context, w) for w in engine.widths]
-    verdict, staged, taps, changed = lax.switch(which, passes, draft)
-    target_state = _merge(state.target, changed)
+    verdict, staged, taps, difference = lax.switch(which, passes, draft)
+    target_state = changed(state.target, difference)
 
     keep, finish = trim(rows, verdict, engine.max_len)
     target_state = engine.target.commit(target_state, staged, verdict.path, keep)
@@ -98,26 +99,16 @@ def _verify_width(engine: Engine, params: EngineParams, state: EngineState, cont
     """The branch that scores and verifies the first `width` nodes; results padded to the full draft."""
     n = engine.widths[-1]
 
-    def branch(draft: Draft) -> tuple[Verdict, Any, Any, Any]:
+    def branch(draft: Draft) -> tuple[Verdict, Any, Any, Changes]:
         cut = trees.first(draft, width)
         output, staged, target_state = engine.target.score(params.target, state.target, cut.tree)
         verdict = verify_rows(engine, context, cut, output)
         taps = engine.drafter.tap(output)
         fill = lambda x, axis: jnp.pad(x, [(0, n - width if a == axis else 0) for a in range(x.ndim)])  # noqa: E731
         taps = jax.tree.map(lambda x: fill(x, 1), taps)
-        return verdict, engine.target.widen(staged, n), taps, _difference(state.target, target_state)
+        return verdict, engine.target.widen(staged, n), taps, changes(state.target, target_state)
 
     return branch
-
-
-def _difference(old: Any, new: Any) -> list[Array | None]:
-    """The leaves that score changed; an untouched leaf stays outside the switch, which would copy it."""
-    return [None if a is b else b for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)]
-
-
-def _merge(old: Any, changed: list[Array | None]) -> Any:
-    leaves, structure = jax.tree.flatten(old)
-    return structure.unflatten([a if b is None else b for a, b in zip(leaves, changed, strict=True)])
 
 
 def _within_room(draft: Draft, context: Context) -> Draft:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
+from spec_jax.models import qwen_shapes
 from spec_jax.models.config import LlamaConfig
+from spec_jax.models.qwen_config import QwenConfig
 
 if TYPE_CHECKING:
     from spec_jax.models.tokenizer import Tokenizer
@@ -51,15 +53,20 @@ class Checkpoint:
     eos_token_ids: the tokens that end a text, in the files' order; maybe empty.
     """
 
-    config: LlamaConfig
+    config: LlamaConfig | QwenConfig
     tensors: Mapping[str, LazyTensor | np.ndarray]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     source: Path
 
 
-def required_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor of a model; a tied head is not among them."""
+def required_tensors(config: LlamaConfig | QwenConfig, present: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor of a model; a tied head is not among them.
+
+    Where a family's files come in several layouts, the names in `present` say which.
+    """
+    if isinstance(config, QwenConfig):
+        return qwen_shapes.required_tensors(config, present)
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
@@ -87,7 +94,7 @@ def validate(checkpoint: Checkpoint) -> None:
     config, tensors = checkpoint.config, checkpoint.tensors
     if config.num_layers > len(tensors):
         raise CheckpointError(f"{checkpoint.source}: {config.num_layers} layers in the config, {len(tensors)} tensors")
-    shapes = required_tensors(config)
+    shapes = required_tensors(config, tensors)
     missing = [name for name in shapes if name not in tensors]
     tied = config.tie_word_embeddings and "lm_head.weight" in tensors
     if tied:

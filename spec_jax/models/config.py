@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 _NEEDS = {
@@ -25,25 +25,28 @@ T = TypeVar("T")
 
 def parse(kind: type[T], **values: Any) -> T:
     """kind(**values) for a config dataclass and values of any type; ValueError, naming the field, for a wrong one."""
-    _check_types(kind, values)
+    check_types(kind, values)
     return kind(**values)
 
 
-def _check_types(kind: type, values: Mapping[str, Any]) -> None:
+def check_types(kind: type, values: Mapping[str, Any]) -> None:
+    """ValueError, naming the field, for a value that is not of its field's type."""
     for field in dataclasses.fields(kind):
         annotation, value = str(field.type), values.get(field.name, field.default)
         if value is None and annotation.endswith(" | None"):
             continue
         fits, taken = _TYPES.get(annotation.removesuffix(" | None"), (None, ""))
-        _require(fits is None or fits(value), field.name, value, taken)
+        require(fits is None or fits(value), field.name, value, taken)
 
 
-def _require(condition: bool, name: str, value: Any, taken: str) -> None:
+def require(condition: bool, name: str, value: Any, taken: str) -> None:
+    """ValueError saying what a field is and what it takes, unless the condition holds."""
     if not condition:
         raise ValueError(f"{name} is {value!r}; taken: {taken}")
 
 
-def _is_size(value: Any) -> bool:
+def is_size(value: Any) -> bool:
+    """Whether a value is a positive integer under 2**31."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
@@ -52,7 +55,7 @@ def _is_positive(value: Any) -> bool:
 
 
 _TYPES = {  # by annotation: the test, and what to tell the user
-    "int": (_is_size, "a positive integer under 2**31"),
+    "int": (is_size, "a positive integer under 2**31"),
     "float": (_is_positive, "a positive number"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "str": (lambda value: isinstance(value, str), "a text"),
@@ -87,23 +90,23 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         """Check the parameters against the type."""
-        _check_types(RopeConfig, vars(self))
-        _require(self.type in _NEEDS, "rope type", self.type, ", ".join(_NEEDS))
+        check_types(RopeConfig, vars(self))
+        require(self.type in _NEEDS, "rope type", self.type, ", ".join(_NEEDS))
         given = {name: value for name, value in vars(self).items() if value is not None}
         known = {"type", "theta", *_NEEDS[self.type], *_MAY_HAVE.get(self.type, ())}
         if extra := given.keys() - known:
             raise ValueError(f"rope type {self.type!r} has no parameter {', '.join(sorted(extra))}")
         if missing := set(_NEEDS[self.type]) - given.keys():
             raise ValueError(f"rope type {self.type!r} needs {', '.join(sorted(missing))}")
-        _require(self.theta > 1, "rope theta", self.theta, "a number over 1")
+        require(self.theta > 1, "rope theta", self.theta, "a number over 1")
         if self.type == "dynamic":
-            _require(given["factor"] >= 1, "rope factor", self.factor, "a number, 1 or more")
+            require(given["factor"] >= 1, "rope factor", self.factor, "a number, 1 or more")
         if self.type == "llama3":
             low, high = given["low_freq_factor"], given["high_freq_factor"]
-            _require(high > low, "rope high_freq_factor", high, f"more than low_freq_factor, {low}")
+            require(high > low, "rope high_freq_factor", high, f"more than low_freq_factor, {low}")
         if self.type == "yarn":
             slow, fast = given.get("beta_slow", 1), given.get("beta_fast", 32)
-            _require(fast >= slow, "rope beta_fast", fast, f"at least beta_slow, {slow}")
+            require(fast >= slow, "rope beta_fast", fast, f"at least beta_slow, {slow}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +134,11 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check_types(LlamaConfig, vars(self))
+        check_types(LlamaConfig, vars(self))
         kv_heads = self.num_kv_heads
-        _require(self.num_heads % kv_heads == 0, "num_heads", self.num_heads, f"a multiple of num_kv_heads, {kv_heads}")
+        require(self.num_heads % kv_heads == 0, "num_heads", self.num_heads, f"a multiple of num_kv_heads, {kv_heads}")
         smallest = 4 if self.rope.type == "dynamic" else 2
-        _require(
+        require(
             self.head_dim % 2 == 0 and self.head_dim >= smallest,
             "head_dim",
             self.head_dim,
@@ -144,6 +147,10 @@ class LlamaConfig:
         for name in ("short_factor", "long_factor"):
             if (value := getattr(self.rope, name)) is not None and len(value) != self.head_dim // 2:
                 raise ValueError(f"rope {name} has {len(value)} numbers; taken: head_dim / 2, {self.head_dim // 2}")
+
+    def with_layers(self, kept: Sequence[int]) -> LlamaConfig:
+        """The model of some of its layers, which are all alike."""
+        return dataclasses.replace(self, num_layers=len(kept))
 
     @classmethod
     def from_hf(cls, fields: Mapping[str, Any]) -> LlamaConfig:
@@ -181,7 +188,7 @@ class LlamaConfig:
             value = default if (got := fields.get(name)) is None else got
             if value is None:
                 raise ValueError(f"{name} is missing")
-            _require(_is_size(value), name, value, "a positive integer")
+            require(is_size(value), name, value, "a positive integer")
             return value
 
         heads, hidden = size("num_attention_heads"), size("hidden_size")
@@ -198,7 +205,7 @@ class LlamaConfig:
             num_kv_heads=size("num_key_value_heads", 8 if mistral and "num_key_value_heads" not in fields else heads),
             head_dim=size("head_dim", hidden // heads or None),
             rms_norm_eps=fields.get("rms_norm_eps", 1e-6),
-            rope=_rope(fields, positions),
+            rope=rope_from_hf(fields, positions),
             max_position_embeddings=positions,
             tie_word_embeddings=fields.get("tie_word_embeddings", False),
             attention_bias=fields.get("attention_bias", False),
@@ -207,16 +214,17 @@ class LlamaConfig:
         )
 
 
-def _rope(fields: Mapping[str, Any], max_position: int) -> RopeConfig:
+def rope_from_hf(fields: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """The rotary embedding of a parsed config.json; ValueError for one that is none, or rotates a part of each head."""
     spellings = [fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name)]
     for value in spellings:
-        _require(isinstance(value, Mapping), "rope_parameters (or rope_scaling)", value, "an object")
+        require(isinstance(value, Mapping), "rope_parameters (or rope_scaling)", value, "an object")
     if len(spellings) == 2 and spellings[0] != spellings[1]:
         raise ValueError(f"rope_parameters {spellings[0]!r} and rope_scaling {spellings[1]!r} differ; give one")
     given = {k: v for k, v in spellings[0].items() if v is not None} if spellings else {}
     if "type" in given and given.setdefault("rope_type", given["type"]) != given["type"]:
         raise ValueError(f"rope_type {given['rope_type']!r} and type {given['type']!r} differ; give one")
-    _require(given.pop("partial_rotary_factor", 1) == 1, "partial_rotary_factor", spellings, "1")
+    require(given.pop("partial_rotary_factor", 1) == 1, "partial_rotary_factor", spellings, "1")
     given.pop("type", None)
     given.pop("finetuned", None)  # only records that the model was trained with the scaling
     kind = given.pop("rope_type", "default")
@@ -229,7 +237,7 @@ def _rope(fields: Mapping[str, Any], max_position: int) -> RopeConfig:
     original = "original_max_position_embeddings"
     if kind in ("llama3", "yarn", "longrope"):
         given[original] = fields.get(original) or given.get(original, max_position)
-        _require(_is_size(given[original]), original, given[original], "a positive integer")
+        require(is_size(given[original]), original, given[original], "a positive integer")
     if kind in ("yarn", "longrope"):
         given.setdefault("factor", max_position / given[original])
     return parse(RopeConfig, type=kind, theta=theta, **given)

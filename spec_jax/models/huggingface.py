@@ -1,7 +1,8 @@
-"""Llama-family checkpoints as Hugging Face directories: config.json, safetensors, tokenizer.json."""
+"""Checkpoints as Hugging Face directories: config.json, safetensors, tokenizer.json."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from safetensors import safe_open
 
 from spec_jax.models.checkpoint import DTYPES, Checkpoint, CheckpointError, LazyTensor, read_json, validate
 from spec_jax.models.config import LlamaConfig
+from spec_jax.models.qwen_config import MODEL_TYPES, WRAPPERS, QwenConfig
+from spec_jax.models.qwen_shapes import canonical_names
 from spec_jax.models.tokenizer import Tokenizer
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,7 +36,7 @@ def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoi
         raise FileNotFoundError(f"{directory}: no such directory")
     fields = read_json(directory / "config.json")
     try:
-        config = LlamaConfig.from_hf(fields)
+        config = _config(fields)
     except ValueError as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from error
     tensors = {
@@ -41,12 +44,26 @@ def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoi
         for path in _weight_files(directory)
         for name, shape in _shapes(path).items()
     }
+    if isinstance(config, QwenConfig):
+        if fields["model_type"] in WRAPPERS:
+            tensors = canonical_names(tensors)
+        config = dataclasses.replace(config, mtp=any(name.startswith("mtp.") for name in tensors))
     ends = _eos_token_ids(directory / "generation_config.json", directory / "config.json")
     has_tokenizer = (directory / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_directory(directory, ends) if has_tokenizer else None
     checkpoint = Checkpoint(config, tensors, tokenizer, tokenizer.eos_token_ids if tokenizer else ends, directory)
     validate(checkpoint)
     return checkpoint
+
+
+def _config(fields: Mapping[str, Any]) -> LlamaConfig | QwenConfig:
+    """The config of any family; ValueError, naming the field, for what is none or would be another model."""
+    model_type = fields.get("model_type")
+    if model_type in MODEL_TYPES:
+        return QwenConfig.from_hf(fields)
+    if model_type not in ("llama", "mistral"):
+        raise ValueError(f"model_type is {model_type!r}; taken: llama, mistral, {', '.join(MODEL_TYPES)}")
+    return LlamaConfig.from_hf(fields)
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -100,7 +117,9 @@ def _opened(path: Path) -> Any:
 
 def _eos_token_ids(*paths: Path) -> tuple[int, ...]:
     for path in paths:
-        value = read_json(path).get("eos_token_id") if path.exists() else None
+        fields = read_json(path) if path.exists() else {}
+        text = fields.get("text_config")
+        value = fields.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):

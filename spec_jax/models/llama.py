@@ -16,9 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import tree_attention
 from spec_jax import tree as trees
-from spec_jax.models import attention
+from spec_jax.models import attention, layers
 from spec_jax.models.config import LlamaConfig
+from spec_jax.models.layers import Periods
 from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.norms import rms_norm
 from spec_jax.models.rope import inverse_frequencies, rotate
 from spec_jax.models.target import Output
 from spec_jax.tree import Tree
@@ -41,20 +43,20 @@ class Layer:
 
 @flax.struct.dataclass
 class LlamaParams:
-    """The whole model. `layers` is a tuple of Layer, or one Layer whose leaves have a leading layer axis (scanned).
+    """The whole model. `layers` is a tuple of Layer, or stacked (scanned).
 
     The embedding is stored [hidden, vocab]; with a tied head it is the head as well, and `head` is None.
     """
 
     embedding: Float[Array, "hidden vocab"]
-    layers: tuple[Layer, ...] | Layer
+    layers: tuple[Layer, ...] | Periods
     norm: Float[Array, "hidden"]
     head: Linear | None = None
 
 
 @flax.struct.dataclass
 class AttentionState:
-    """Committed keys and values: per layer a [B, kv, slots, head_dim] array (a tuple, or stacked on a leading axis)."""
+    """Committed keys and values: per layer a [B, kv, slots, head_dim] array, in the form of the parameters' layers."""
 
     k: Any
     v: Any
@@ -89,12 +91,9 @@ class Llama:
 
         A row of text length L needs L slots plus one per node of the widest commit.
         """
-        c, dtype, layers = self.config, params.embedding.dtype, params.layers
+        c, dtype = self.config, params.embedding.dtype
         shape = (batch, c.num_kv_heads, slots, c.head_dim)
-        if isinstance(layers, tuple):
-            zeros = lambda: tuple(jnp.zeros(shape, dtype) for _ in layers)  # noqa: E731
-        else:
-            zeros = lambda: jnp.zeros((c.num_layers, *shape), dtype)  # noqa: E731
+        zeros = lambda: layers.each(lambda _: jnp.zeros(shape, dtype), params.layers)  # noqa: E731
         return AttentionState(zeros(), zeros(), jnp.zeros(batch, jnp.int32))
 
     def prefill(
@@ -134,10 +133,7 @@ class Llama:
     ) -> AttentionState:
         """Move the state forward by the first `length` nodes of `path`."""
         write = lambda cache, rows: attention.commit_rows(cache, rows, path, state.length)  # noqa: E731
-        if isinstance(state.k, tuple):
-            k, v = tuple(map(write, state.k, staged.k)), tuple(map(write, state.v, staged.v))
-        else:
-            k, v = jax.vmap(write)(state.k, staged.k), jax.vmap(write)(state.v, staged.v)
+        k, v = layers.each(write, state.k, staged.k), layers.each(write, state.v, staged.v)
         return AttentionState(k, v, state.length + length)
 
     def materialize(self, state: AttentionState) -> AttentionState:
@@ -181,7 +177,7 @@ class Llama:
         inv_freq, factor = inverse_frequencies(c.rope, c.head_dim, c.max_position_embeddings, length=slots)
         extend = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
 
-        def layer(x, leaves: Layer, k_cache, v_cache, k_old, v_old):
+        def layer(x, _, leaves: Layer, k_cache, v_cache, k_old, v_old):
             flat = rms_norm(x, leaves.attention_norm, c.rms_norm_eps).reshape(b * n, -1)
             heads = lambda y: y.reshape(b, n, -1, c.head_dim)  # noqa: E731
             q = rotate(heads(leaves.q(flat)), position, inv_freq, factor)
@@ -193,10 +189,12 @@ class Llama:
             out = tree_attention(q, k_cache, v_cache, state.length, k, v, mask, scale, window=window)
             x = x + leaves.o(out.reshape(b * n, -1)).reshape(b, n, -1)
             flat = rms_norm(x, leaves.mlp_norm, c.rms_norm_eps).reshape(b * n, -1)
-            return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), k, v
+            return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), (k, v)
 
         x = params.embedding[:, tokens.reshape(-1)].T.reshape(b, n, -1)
-        hidden, staged = _over_layers(layer, x, params.layers, state, staged or self.stage(state, mask.shape[2]))
+        old = staged or self.stage(state, mask.shape[2])
+        hidden, rows = layers.run(layer, x, params.layers, state.k, state.v, old.k, old.v)
+        staged = StagedRows(*(layers.zipped(lambda kv, i=i: kv[i], rows) for i in range(2)))
         features = jnp.stack([hidden[i] for i in self.taps], axis=2) if self.taps else None
         return hidden[-1], staged, features
 
@@ -209,13 +207,6 @@ class Llama:
         """Room for the staged rows of n nodes."""
         empty = lambda x: jnp.zeros((*x.shape[:-2], n, x.shape[-1]), x.dtype)  # noqa: E731
         return StagedRows(jax.tree.map(empty, state.k), jax.tree.map(empty, state.v))
-
-
-def rms_norm(x: Float[Array, "*b d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "*b d"]:
-    """Root-mean-square norm in float32 (arXiv 1910.07467)."""
-    y = x.astype(jnp.float32)
-    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-    return weight * y.astype(x.dtype)
 
 
 def from_tensors(config: LlamaConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> LlamaParams:
@@ -252,34 +243,10 @@ def stack_layers(params: LlamaParams) -> LlamaParams:
     On CPU the scan copies each layer's weights before use, so the tuple is faster there.
     """
     assert isinstance(params.layers, tuple)
-    return dataclasses.replace(params, layers=jax.tree.map(lambda *x: jnp.stack(x), *params.layers))
-
-
-def _over_layers(
-    layer: Callable, x: Array, layers: tuple[Layer, ...] | Layer, state: AttentionState, staged: StagedRows
-) -> tuple[list[Array] | Array, StagedRows]:
-    """Run `layer` over all layers; returns the hidden states (embedding first) and the staged rows."""
-    if isinstance(layers, tuple):
-        hidden, ks, vs = [x], [], []
-        for leaves, *caches in zip(layers, state.k, state.v, staged.k, staged.v, strict=True):
-            x, k, v = layer(x, leaves, *caches)
-            hidden.append(x)
-            ks.append(k)
-            vs.append(v)
-        return hidden, StagedRows(tuple(ks), tuple(vs))
-
-    def step(x, xs):
-        y, k, v = layer(x, *xs)
-        return y, (y, k, v)
-
-    _, (hidden, k, v) = lax.scan(step, x, (layers, state.k, state.v, staged.k, staged.v))
-    return jnp.concatenate([x[None], hidden]), StagedRows(k, v)
+    return dataclasses.replace(params, layers=layers.stack(params.layers, 1))
 
 
 def _map_rows(f: Callable, state: AttentionState, *others: AttentionState) -> AttentionState:
     """Apply f(leaf, *other leaves, row axis) to every array of the state."""
-    axis = 0 if isinstance(state.k, tuple) else 1
-    kv = lambda name: jax.tree.map(  # noqa: E731
-        lambda *x: f(*x, axis), getattr(state, name), *(getattr(o, name) for o in others)
-    )
-    return AttentionState(kv("k"), kv("v"), f(state.length, *(o.length for o in others), 0))
+    k, v = (layers.map_rows(f, *(getattr(s, name) for s in (state, *others))) for name in ("k", "v"))
+    return AttentionState(k, v, f(state.length, *(o.length for o in others), 0))

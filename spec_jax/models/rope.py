@@ -53,7 +53,14 @@ def rotate(
     inv_freq: Float[np.ndarray | Array, "half"],
     attention_factor: float = 1.0,
 ) -> Float[Array, "*b n heads d"]:
-    """Rotate elements i and i + d / 2 of each head by positions * inv_freq, in float32; the result has x's type."""
+    """Rotate elements i and i + half of each head by positions * inv_freq, in float32; the result has x's type.
+
+    Elements from 2 * half on stay as they are (partial rotation).
+    """
+    size = 2 * inv_freq.shape[0]
+    if size < x.shape[-1]:
+        turned = rotate(x[..., :size], positions, inv_freq, attention_factor)
+        return jnp.concatenate([turned, x[..., size:]], axis=-1)
     angle = positions[..., None, None].astype(jnp.float32) * inv_freq
     cos, sin = jnp.cos(angle) * attention_factor, jnp.sin(angle) * attention_factor
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

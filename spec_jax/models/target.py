@@ -38,7 +38,10 @@ class Target(Protocol):
     def score(
         self, params: Any, state: Any, tree: Tree, staged: Any = None, nodes: tuple[Any, int] | None = None
     ) -> tuple[Output, Any, Any]:
-        """Returns (output, staged, state); the returned state has the same value, maybe another representation."""
+        """Returns (output, staged, state); the returned state has the same value, maybe another representation.
+
+        What an earlier commit left pending may be folded in here, so commit takes the returned state.
+        """
         ...
 
     def widen(self, staged: Any, n: int) -> Any:
@@ -46,11 +49,11 @@ class Target(Protocol):
         ...
 
     def commit(self, state: Any, staged: Any, path: Int[Array, "b m"], length: Int[Array, "b"]) -> Any:
-        """Move the state forward by the first `length` nodes of `path`."""
+        """Move the state that score returned forward by the first `length` nodes of `path`."""
         ...
 
     def materialize(self, state: Any) -> Any:
-        """The state with nothing pending, for every reader outside score and commit."""
+        """The state with nothing pending, in its structure of between rounds, for every reader but score and commit."""
         ...
 
     def take(self, state: Any, rows: Int[Array, "r"]) -> Any:

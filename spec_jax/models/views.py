@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import TypeVar
 
 import jax
 
 from spec_jax.models.linear import Dense, quantize_int8
 from spec_jax.models.llama import Llama, LlamaParams
+from spec_jax.models.qwen import Qwen, QwenParams
+
+T = TypeVar("T", bound=Llama | Qwen)
+P = TypeVar("P", bound=LlamaParams | QwenParams)
 
 
-def skip(target: Llama, params: LlamaParams, layers: Collection[int]) -> tuple[Llama, LlamaParams]:
+def skip(target: T, params: P, layers: Collection[int]) -> tuple[T, P]:
     """The model without some layers, and its parameters: the same arrays, none copied. Taps are dropped.
 
     A set found by search is Draft & Verify's self-drafter (arXiv 2309.08168); all layers from l on are an early exit.
@@ -31,13 +36,15 @@ def skip(target: Llama, params: LlamaParams, layers: Collection[int]) -> tuple[L
     left_out = set(layers)
     if not left_out <= set(range(count)) or len(left_out) == count:
         raise ValueError(f"layers: got {sorted(left_out)}, takes some of 0 .. {count - 1}, not all")
-    kept = tuple(layer for i, layer in enumerate(params.layers) if i not in left_out)
-    config = dataclasses.replace(target.config, num_layers=len(kept))
-    return Llama(config), dataclasses.replace(params, layers=kept)
+    kept = [i for i in range(count) if i not in left_out]
+    view = dataclasses.replace(target, config=target.config.with_layers(kept), taps=())  # type: ignore[arg-type]
+    return view, dataclasses.replace(params, layers=tuple(params.layers[i] for i in kept))
 
 
-def int8(params: LlamaParams) -> LlamaParams:
-    """The parameters with every dense map's weights rounded to int8; embedding, norms and LoRA updates are shared.
+def int8(params: P) -> P:
+    """The parameters with every dense map's weights rounded to int8; all else is shared.
+
+    That is embedding, norms and LoRA updates, and of a Qwen model sparse experts, routers, gates and the MTP head.
 
     For the same target: how the leaves are stored is all that differs. As a drafter it follows Quasar and SubSpec,
     which draft with low-bit copies of the target's own weights.

@@ -1,0 +1,104 @@
+"""Attention layers of the Qwen families: normed queries and keys, partial rotation, and maybe an output gate."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.tree_attention import tree_attention
+from spec_jax.models.linear import Linear
+from spec_jax.models.norms import rms_norm
+from spec_jax.models.qwen_config import QwenConfig
+from spec_jax.models.rope import inverse_frequencies, rotate
+
+
+@flax.struct.dataclass
+class Attention:
+    """The leaves; `gate` is None where the output is not gated."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    q_norm: Float[Array, "*l head_dim"]
+    k_norm: Float[Array, "*l head_dim"]
+    gate: Linear | None = None
+
+
+@flax.struct.dataclass
+class KeyValues:
+    """Keys and values: committed ones [B, kv, slots, head_dim], or staged ones of N nodes."""
+
+    k: Float[Array, "*l b kv n head_dim"]
+    v: Float[Array, "*l b kv n head_dim"]
+
+
+def empty(config: QwenConfig, batch: int, slots: int, dtype: jnp.dtype) -> KeyValues:
+    """Zeros for `slots` tokens a row."""
+    zeros = lambda: jnp.zeros((batch, config.num_kv_heads, slots, config.head_dim), dtype)  # noqa: E731
+    return KeyValues(zeros(), zeros())
+
+
+def project(
+    config: QwenConfig, leaves: Attention, x: Float[Array, "b n hidden"], position: Int[Array, "b n"], length: int
+) -> tuple[Float[Array, "b n heads d"], KeyValues]:
+    """Queries, keys and values, normed and rotated; `length` is what the state holds (see `inverse_frequencies`)."""
+    (b, n, _), flat = x.shape, x.reshape(-1, x.shape[-1])
+    inv_freq, factor = inverse_frequencies(config.rope, config.rotary_dim, config.max_position_embeddings, length)
+    heads = lambda y: y.reshape(b, n, -1, config.head_dim)  # noqa: E731
+    turn = lambda y, norm: rotate(  # noqa: E731
+        rms_norm(heads(y), norm, config.rms_norm_eps), position, inv_freq, factor
+    )
+    q, k = turn(leaves.q(flat), leaves.q_norm), turn(leaves.k(flat), leaves.k_norm)
+    return q, KeyValues(k.swapaxes(1, 2), heads(leaves.v(flat)).swapaxes(1, 2))
+
+
+def combine(
+    leaves: Attention, x: Float[Array, "b n hidden"], out: Float[Array, "b n heads d"]
+) -> Float[Array, "b n hidden"]:
+    """The gated heads' outputs through the output map; x is what the queries were made of."""
+    b, n, hidden = x.shape
+    flat = out.reshape(b * n, -1)
+    if leaves.gate is not None:
+        flat = flat * jax.nn.sigmoid(leaves.gate(x.reshape(b * n, hidden)))
+    return leaves.o(flat).reshape(b, n, hidden)
+
+
+def score(
+    config: QwenConfig,
+    leaves: Attention,
+    x: Float[Array, "b n hidden"],
+    cache: KeyValues,
+    length: Int[Array, "b"],
+    position: Int[Array, "b n"],
+    mask: Bool[Array, "b n m"],
+    staged: KeyValues | None,
+    start: Int[Array, ""] | int,
+    window: int | None = None,
+) -> tuple[Float[Array, "b n hidden"], KeyValues]:
+    """Nodes over the committed rows and their ancestors; returns outputs and staged rows.
+
+    With `staged`, the n nodes are rows start .. start + n - 1 of its m.
+    """
+    q, rows = project(config, leaves, x, position, cache.k.shape[-2])
+    if staged is not None:
+        put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
+        rows = jax.tree.map(put, staged, rows)
+    scale = config.head_dim**-0.5
+    out = tree_attention(q, cache.k, cache.v, length, rows.k, rows.v, mask, scale, window=window)
+    return combine(leaves, x, out), rows
+
+
+def attend_text(
+    config: QwenConfig, leaves: Attention, x: Float[Array, "b t hidden"], window: int | None = None
+) -> Float[Array, "b t hidden"]:
+    """Whole texts, without a state; differentiable."""
+    b, t, _ = x.shape
+    q, rows = project(config, leaves, x, jnp.broadcast_to(jnp.arange(t), (b, t)), t)
+    k, v = rows.k.swapaxes(1, 2), rows.v.swapaxes(1, 2)
+    near = None if window is None else (window - 1, 0)
+    out = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=near)
+    return combine(leaves, x, out)

@@ -1,0 +1,223 @@
+"""Qwen parameters from tensors in Hugging Face's names, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from spec_jax.models import layers
+from spec_jax.models.delta_mixer import Delta
+from spec_jax.models.experts import Experts, Mlp
+from spec_jax.models.gated_attention import Attention
+from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.qwen import Layer, Mtp, QwenParams
+from spec_jax.models.qwen_config import DELTA, QwenConfig
+from spec_jax.models.qwen_shapes import MTP_LAYER, fused_experts, packed_projections
+
+
+def from_tensors(config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> QwenParams:
+    """Parameters, per layer, from tensors in Hugging Face's names and [out, in] orientation, in any of their layouts.
+
+    The tensors must have passed `checkpoint.validate`. Gate parameters and (1 + w) norms are float32 in any case.
+    Layers stay a tuple; `qwen.stack_layers` stacks them.
+    """
+    read = _Reader(config, tensors, dtype)
+    kinds = zip(config.layer_types, config.sparse, strict=True)
+    own = tuple(read.layer(f"model.layers.{i}", kind == DELTA, sparse) for i, (kind, sparse) in enumerate(kinds))
+    mtp = None
+    if config.mtp:
+        mtp = Mtp(
+            embedding_norm=read.norm("mtp.pre_fc_norm_embedding"),
+            hidden_norm=read.norm("mtp.pre_fc_norm_hidden"),
+            fc=read.dense("mtp.fc"),
+            layer=read.layer(MTP_LAYER, False, config.sparse[-1]),
+            norm=read.norm("mtp.norm"),
+        )
+    return QwenParams(
+        embedding=read.dense("model.embed_tokens").kernel,
+        layers=own,
+        norm=read.norm("model.norm"),
+        head=None if config.tie_word_embeddings else read.dense("lm_head"),
+        mtp=mtp,
+    )
+
+
+class _Reader:
+    def __init__(self, config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any) -> None:
+        self.config, self.tensors, self.dtype = config, tensors, dtype
+
+    def raw(self, name: str) -> np.ndarray:
+        return np.asarray(self.tensors[name])
+
+    def array(self, x: np.ndarray) -> Any:
+        return jnp.asarray(np.ascontiguousarray(x), self.dtype)
+
+    def norm(self, name: str) -> Any:
+        weight = self.raw(f"{name}.weight")
+        if not self.config.offset_norms:
+            return self.array(weight)
+        return 1 + jnp.asarray(weight, jnp.float32)
+
+    def dense(self, name: str) -> Dense:
+        bias = f"{name}.bias"
+        return self.map(self.raw(f"{name}.weight"), self.raw(bias) if bias in self.tensors else None)
+
+    def map(self, weight: np.ndarray, bias: np.ndarray | None = None) -> Dense:
+        return Dense(self.array(weight.T), None if bias is None else self.array(bias))
+
+    def layer(self, at: str, delta: bool, sparse: bool) -> Layer:
+        return Layer(
+            mixer_norm=self.norm(f"{at}.input_layernorm"),
+            mixer=self.delta(at) if delta else self.attention(f"{at}.self_attn"),
+            mlp_norm=self.norm(f"{at}.post_attention_layernorm"),
+            mlp=self.experts(at) if sparse else self.mlp(f"{at}.mlp"),
+        )
+
+    def attention(self, at: str) -> Attention:
+        heads, d = self.config.num_heads, self.config.head_dim
+        q, gate = self.dense(f"{at}.q_proj"), None
+        if self.config.output_gate:  # per head: its query, then its gate
+            pair = self.raw(f"{at}.q_proj.weight").reshape(heads, 2, d, -1)
+            name = f"{at}.q_proj.bias"
+            bias = self.raw(name).reshape(heads, 2, d) if name in self.tensors else None
+            half = lambda i: self.map(  # noqa: E731
+                pair[:, i].reshape(heads * d, -1), None if bias is None else bias[:, i].reshape(-1)
+            )
+            q, gate = half(0), half(1)
+        k, v, o = (self.dense(f"{at}.{name}_proj") for name in "kvo")
+        return Attention(q, k, v, o, self.norm(f"{at}.q_norm"), self.norm(f"{at}.k_norm"), gate)
+
+    def delta(self, layer: str) -> Delta:
+        c, at = self.config, f"{layer}.linear_attn"
+        weight = lambda name: self.raw(f"{at}.in_proj_{name}.weight")  # noqa: E731
+        if packed_projections(layer, self.tensors):
+            groups, dk = c.linear_num_key_heads or 1, c.linear_key_head_dim or 1
+            parts = weight("qkvz").reshape(groups, -1, c.hidden_size)
+            inner = c.value_size // groups
+            q, k, v, z = np.split(parts, np.cumsum([dk, dk, inner]), axis=1)
+            b, a = np.split(weight("ba").reshape(groups, -1, c.hidden_size), 2, axis=1)
+            flat = lambda x: x.reshape(-1, c.hidden_size)  # noqa: E731
+            qkv, z, b, a = np.concatenate([flat(q), flat(k), flat(v)]), flat(z), flat(b), flat(a)
+        else:
+            qkv, z, b, a = (weight(name) for name in ("qkv", "z", "b", "a"))
+        gate = lambda name: jnp.asarray(self.raw(f"{at}.{name}"), jnp.float32)  # noqa: E731
+        return Delta(
+            qkv=self.map(qkv),
+            z=self.map(z),
+            b=self.array(b.T),
+            a=self.array(a.T),
+            conv=self.array(self.raw(f"{at}.conv1d.weight")[:, 0].T),
+            a_log=gate("A_log"),
+            dt_bias=gate("dt_bias"),
+            norm=self.array(self.raw(f"{at}.norm.weight")),
+            out=self.dense(f"{at}.out_proj"),
+        )
+
+    def experts(self, layer: str) -> Experts:
+        at, count = f"{layer}.mlp", self.config.num_experts or 0
+        if fused_experts(layer, self.tensors):
+            gate_up, down = self.raw(f"{at}.experts.gate_up_proj"), self.raw(f"{at}.experts.down_proj")
+        else:
+            each = lambda i, name: self.raw(f"{at}.experts.{i}.{name}_proj.weight")  # noqa: E731
+            gate_up = np.stack([np.concatenate([each(i, "gate"), each(i, "up")]) for i in range(count)])
+            down = np.stack([each(i, "down") for i in range(count)])
+        shared = f"{at}.shared_expert_gate.weight" in self.tensors
+        return Experts(
+            router=self.array(self.raw(f"{at}.gate.weight").T),
+            gate_up=self.array(gate_up.swapaxes(1, 2)),
+            down=self.array(down.swapaxes(1, 2)),
+            shared=self.mlp(f"{at}.shared_expert") if shared else None,
+            shared_gate=self.array(self.raw(f"{at}.shared_expert_gate.weight").T) if shared else None,
+        )
+
+    def mlp(self, at: str) -> Mlp:
+        return Mlp(*(self.dense(f"{at}.{name}_proj") for name in ("gate", "up", "down")))
+
+
+def to_tensors(config: QwenConfig, params: QwenParams) -> dict[str, np.ndarray]:
+    """The parameters under Hugging Face's names: Qwen3-Next's layout of projections, fused experts.
+
+    Raises ValueError for linear leaves that are not dense.
+    """
+    out: dict[str, np.ndarray] = {}
+    put = lambda name, x: out.update({name: np.ascontiguousarray(np.asarray(x))})  # noqa: E731
+    norm = lambda name, x: put(f"{name}.weight", x - 1 if config.offset_norms else x)  # noqa: E731
+
+    def dense(name: str, leaf: Linear) -> None:
+        weight, bias = _plain(name, leaf)
+        put(f"{name}.weight", weight)
+        if bias is not None:
+            put(f"{name}.bias", bias)
+
+    def mlp(at: str, leaves: Mlp) -> None:
+        for name in ("gate", "up", "down"):
+            dense(f"{at}.{name}_proj", getattr(leaves, name))
+
+    def attention(at: str, leaves: Attention) -> None:
+        for name in "qkvo":
+            dense(f"{at}.{name}_proj", getattr(leaves, name))
+        norm(f"{at}.q_norm", leaves.q_norm)
+        norm(f"{at}.k_norm", leaves.k_norm)
+        if leaves.gate is not None:
+            both = [_plain(at, leaf) for leaf in (leaves.q, leaves.gate)]
+            heads = lambda x: x.reshape(config.num_heads, config.head_dim, *x.shape[1:])  # noqa: E731
+            for i, kind in enumerate(("weight", "bias")):
+                if both[0][i] is not None:
+                    pair = np.concatenate([heads(x[i]) for x in both], axis=1)
+                    put(f"{at}.q_proj.{kind}", pair.reshape(-1, *pair.shape[2:]))
+
+    def delta(at: str, leaves: Delta) -> None:
+        groups, key = config.linear_num_key_heads or 1, config.key_size
+        group = lambda x: x.reshape(groups, -1, config.hidden_size)  # noqa: E731
+        qkv, z = _plain(at, leaves.qkv)[0], _plain(at, leaves.z)[0]
+        parts = (qkv[:key], qkv[key : 2 * key], qkv[2 * key :], z)
+        join = lambda *x: np.concatenate([group(np.asarray(y)) for y in x], 1).reshape(-1, config.hidden_size)  # noqa: E731
+        put(f"{at}.in_proj_qkvz.weight", join(*parts))
+        put(f"{at}.in_proj_ba.weight", join(leaves.b.T, leaves.a.T))
+        put(f"{at}.conv1d.weight", np.asarray(leaves.conv).T[:, None])
+        put(f"{at}.A_log", leaves.a_log)
+        put(f"{at}.dt_bias", leaves.dt_bias)
+        put(f"{at}.norm.weight", leaves.norm)
+        dense(f"{at}.out_proj", leaves.out)
+
+    def layer(at: str, leaves: Layer) -> None:
+        norm(f"{at}.input_layernorm", leaves.mixer_norm)
+        norm(f"{at}.post_attention_layernorm", leaves.mlp_norm)
+        if isinstance(leaves.mixer, Delta):
+            delta(f"{at}.linear_attn", leaves.mixer)
+        else:
+            attention(f"{at}.self_attn", leaves.mixer)
+        if isinstance(leaves.mlp, Mlp):
+            mlp(f"{at}.mlp", leaves.mlp)
+            return
+        e = leaves.mlp
+        put(f"{at}.mlp.gate.weight", np.asarray(e.router).T)
+        put(f"{at}.mlp.experts.gate_up_proj", np.asarray(e.gate_up).swapaxes(1, 2))
+        put(f"{at}.mlp.experts.down_proj", np.asarray(e.down).swapaxes(1, 2))
+        if e.shared is not None and e.shared_gate is not None:
+            mlp(f"{at}.mlp.shared_expert", e.shared)
+            put(f"{at}.mlp.shared_expert_gate.weight", np.asarray(e.shared_gate).T)
+
+    put("model.embed_tokens.weight", np.asarray(params.embedding).T)
+    for i, leaves in enumerate(layers.unstack(params.layers)):
+        layer(f"model.layers.{i}", leaves)
+    norm("model.norm", params.norm)
+    if params.head is not None:
+        dense("lm_head", params.head)
+    if params.mtp is not None:
+        norm("mtp.pre_fc_norm_embedding", params.mtp.embedding_norm)
+        norm("mtp.pre_fc_norm_hidden", params.mtp.hidden_norm)
+        dense("mtp.fc", params.mtp.fc)
+        layer(MTP_LAYER, params.mtp.layer)
+        norm("mtp.norm", params.mtp.norm)
+    return out
+
+
+def _plain(name: str, leaf: Linear) -> tuple[Any, Any]:
+    if not isinstance(leaf, Dense):
+        raise ValueError(f"params: {name} is {type(leaf).__name__}, takes dense leaves only")
+    return np.asarray(leaf.kernel).T, None if leaf.bias is None else np.asarray(leaf.bias)
