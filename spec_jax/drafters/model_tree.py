@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from spec_jax.drafters import ranking
+from spec_jax.drafters import growing
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output, Target
-from spec_jax.topology.branching import Branching, branch
+from spec_jax.topology.branching import Branching
 from spec_jax.topology.coupling import Candidates, Fit, Learner
-from spec_jax.topology.growth import Growth, grow
+from spec_jax.topology.growth import Growth
 from spec_jax.tree import Draft, Tree
 
 
@@ -109,15 +109,10 @@ class ModelTree:
         """Empty rows."""
         model = self.model.init_state(params, batch, max_len + max(self.block, self.depth + 2))
         zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)  # noqa: E731
-        slots, seen, fit = self.growth.expanded + 1, None, None
+        slots, (seen, fit) = self.growth.expanded + 1, growing.blank(self.growth, self.learner, batch, self.vocab_size)
         tree = Tree(zeros(slots), zeros(slots).at[:, 0].set(-1), jnp.ones((batch, slots), bool))
         rows = jax.eval_shape(lambda p, s: self.model.score(p, s, tree)[1], params, model)
         rows = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows)
-        if isinstance(self.growth, Growth) and self.growth.ranking == "coupled":
-            m = min(self.growth.candidates, self.vocab_size)
-            shape = (self.growth.expanded, m)
-            seen = Candidates(zeros(*shape), *(jnp.zeros((batch, *shape)) for _ in range(2)))
-            fit = self.learner.init(self.depth)
         return ModelTreeState(
             model=model,
             behind=zeros(),
@@ -139,6 +134,7 @@ class ModelTree:
         c, n = committed, committed.length[:, None]
         at = jnp.arange(c.path.shape[1])
         slot = jnp.where(at < n, jnp.take_along_axis(state.slot, c.path, axis=1), -1)
+        number = jnp.where((at > 0) | (slot < 0), jnp.maximum(slot, 0) - 1, 0)
         end = jnp.maximum(n - 1, 0)
         leaf = (jnp.take_along_axis(slot, end, axis=1)[:, 0] < 0).astype(jnp.int32)
         last = jnp.take_along_axis(c.tokens, end, axis=1)[:, 0]
@@ -151,7 +147,7 @@ class ModelTree:
             model=self.model.commit(state.model, state.staged.rows, path, length),
             behind=jnp.where(moved, leaf, state.behind),
             last=jnp.where(moved, last, state.last),
-            fit=self._learn(state, c, slot),
+            fit=growing.learn(self.learner, state.fit, state.seen, c, number),
         )
 
     def propose(self, params: Any, state: ModelTreeState, context: Context) -> tuple[Draft, ModelTreeState]:
@@ -160,12 +156,15 @@ class ModelTree:
         tokens = old.tokens.at[:, 0].set(jnp.where(behind[:, 0] > 0, state.last, anchor)).at[:, 1].set(anchor)
         parent = old.parent.at[:, 0].set(-1).at[:, 1].set(0)
         tree = Tree(tokens, parent, jnp.ones(tokens.shape, bool))
-        output, rows, _ = self.model.score(params, state.model, tree, old.rows, (0, 2))
+        output, rows, model = self.model.score(params, state.model, tree, old.rows, (0, 2))
         pool = Staged(tokens, parent, rows, jnp.int32(2))
         logits = jnp.take_along_axis(output.logits, behind[:, :, None], axis=1)[:, 0]
-        draft, number, seen, staged = self._grow((params, state.model, state.behind), pool, logits, state.fit, context)
+        expander, weights = ModelExpander(self.model), (params, model, state.behind)
+        draft, number, seen, staged = growing.draft(
+            self.growth, self.learner, expander, weights, pool, logits, state.fit, context
+        )
         slot = jnp.where(number > 0, number + 1, jnp.where(number == 0, behind, -1))
-        return draft, dataclasses.replace(state, slot=slot, staged=staged, seen=seen)
+        return draft, dataclasses.replace(state, model=model, slot=slot, staged=staged, seen=seen)
 
     def insert(self, state: ModelTreeState, rows: Int[Array, "r"], other: ModelTreeState) -> ModelTreeState:
         """Rows replaced; what was learned is the batch's, and that of the other state is left behind."""
@@ -181,28 +180,3 @@ class ModelTree:
         """Rows emptied; what was learned stays."""
         model = self.model.release(state.model, rows)
         return dataclasses.replace(state, model=model, behind=state.behind.at[rows].set(0, mode="drop"))
-
-    def _grow(
-        self, params: Any, pool: Staged, logits: Array, fit: Fit | None, context: Context
-    ) -> tuple[Draft, Array, Candidates | None, Staged]:
-        expander, anchor = ModelExpander(self.model), context.anchor
-        if isinstance(self.growth, Branching):
-            draw = ranking.drawer(self.growth, context)
-            draft, number, staged = branch(self.growth, expander, params, pool, anchor, logits, draw)
-            return draft, jnp.broadcast_to(number, draft.tree.tokens.shape), None, staged
-        weights = None if fit is None else self.learner.weights(fit)
-        rank = ranking.ranker(self.growth, context, weights)
-        grown = grow(self.growth, expander, params, pool, anchor, logits, rank, context.active)
-        return grown.draft, grown.expanded, grown.trace, grown.pool
-
-    def _learn(self, state: ModelTreeState, committed: Committed, slot: Int[Array, "b m"]) -> Fit | None:
-        """What the target chose behind each expanded node of the accepted path."""
-        if state.fit is None or state.seen is None:
-            return None
-        c = committed
-        at = jnp.arange(self.depth)
-        chosen = jnp.where(at == c.length[:, None] - 1, c.next_token[:, None], c.tokens[:, 1 : self.depth + 1])
-        number = jnp.where(at == 0, 0, slot[:, : self.depth] - 1)
-        known = (at < c.length[:, None]) & (slot[:, : self.depth] >= 0)
-        row = lambda x: jnp.take_along_axis(x, jnp.maximum(number, 0)[:, :, None], axis=1)  # noqa: E731
-        return self.learner.observe(state.fit, jax.tree.map(row, state.seen), jnp.where(known, chosen, -1))

@@ -94,10 +94,12 @@ class SmallModel:
         laws = jnp.zeros((batch, n, self.vocab_size)) if self.mode == "sampled" else None
         confidence = jnp.ones((batch, n))
 
-        def step(i: Array, carry):
-            tokens, staged, past, laws, confidence = carry
+        def score(model: Any, tokens: Array, staged: Any, i: Array | int) -> Any:
             tree = Tree(tokens, parent, jnp.ones((batch, n), bool))
-            output, staged, _ = self.model.score(params, state.model, tree, staged, (i, 1))
+            return self.model.score(params, model, tree, staged, (i, 1))
+
+        def choose(i: Array | int, output: Output, carry):
+            tokens, staged, past, laws, confidence = carry
             token, log_law, top = self._choose(output.logits[:, 0], past, context, i)
             past = jax.vmap(lambda h, t: h.step(t, context.constraint))(past, jnp.maximum(token, 0))
             here = jnp.minimum(i + 1, self.k)
@@ -108,15 +110,20 @@ class SmallModel:
                 laws = laws.at[:, here].set(jnp.where(write, log_law, laws[:, here]))
             return tokens, staged, past, laws, confidence
 
-        carry = (tokens, state.staged, past, laws, confidence)
-        tokens, staged, _, laws, confidence = lax.fori_loop(0, n, step, carry)
+        def step(i: Array, carry):
+            output, staged, _ = score(model, carry[0], carry[1], i)
+            return choose(i, output, (carry[0], staged, *carry[2:]))
+
+        output, staged, model = score(state.model, tokens, state.staged, 0)
+        carry = choose(0, output, (tokens, staged, past, laws, confidence))
+        tokens, staged, _, laws, confidence = lax.fori_loop(1, n, step, carry)
         draft = Draft(
             tree=Tree(tokens, parent, jnp.ones((batch, n), bool)),
             confidence=confidence,
             law=None if laws is None else Law(laws),
             proposal=self.mode,
         )
-        return draft, dataclasses.replace(state, staged=staged)
+        return draft, SmallModelState(model, staged)
 
     def insert(self, state: SmallModelState, rows: Int[Array, "r"], other: SmallModelState) -> SmallModelState:
         """Rows replaced."""
@@ -128,7 +135,7 @@ class SmallModel:
         """Rows emptied."""
         return dataclasses.replace(state, model=self.model.release(state.model, rows))
 
-    def _choose(self, logits: Array, past: Any, context: Context, i: Array) -> tuple[Array, Array, Array]:
+    def _choose(self, logits: Array, past: Any, context: Context, i: Array | int) -> tuple[Array, Array, Array]:
         """Each row's token, the log of its law, and the law's peak: what is known of the token before it is drawn."""
 
         def one(z, row, past, key, length):

@@ -154,6 +154,11 @@ def gumbels(keys: Any, positions: int = MAX_LEN, vocab: int = WORDS) -> np.ndarr
     return np.asarray(_gumbel(positions, vocab)(jnp.asarray(keys)))
 
 
+def settled(target: Any, state: Any) -> Any:
+    """A target's state, fetched, with nothing pending."""
+    return jax.device_get(target.materialize(jax.tree.map(jnp.asarray, state)))
+
+
 def key_of(seed: int) -> jax.Array:
     return noise.request_key(seed)
 
