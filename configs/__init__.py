@@ -1,6 +1,10 @@
 """Published systems, a short file each: which pieces, which settings, the paper. Imported as `spec_jax.configs`.
 
-Every file defines `engine(target, max_len)`, or `engine(target, max_len, draft_model)` where a small model drafts.
+Every file defines `engine(target, max_len)`, or `engine(target, max_len, draft_model)` where a small model drafts, or
+`engine(target, max_len, network, head)` where a block-parallel network does (its config, and its causal head, which has
+the published sizes if left out), or `engine(target, max_len, network)` where an EAGLE, Medusa or Hydra head of some
+config does. Where a part of the target drafts, `drafter_params(target_params)` gives that part's
+parameters, the target's own arrays.
 """
 
 from __future__ import annotations
@@ -8,7 +12,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from typing import Any
 
+from spec_jax.drafters.block.config import BlockConfig
+from spec_jax.drafters.block.heads.head import Head
+from spec_jax.drafters.eagle.config import EagleConfig
+from spec_jax.drafters.medusa import MedusaConfig
 from spec_jax.engine.engine import Engine
 from spec_jax.models.target import Target
 
@@ -18,16 +27,32 @@ def names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
-def build(name: str, target: Target, max_len: int, draft_model: Target | None = None) -> Engine:
+def build(
+    name: str,
+    target: Target,
+    max_len: int,
+    draft_model: Target | None = None,
+    network: BlockConfig | EagleConfig | MedusaConfig | None = None,
+    head: Head | None = None,
+) -> Engine:
     """The engine of a published system for a target.
 
     Raises:
-        ValueError: for a name that is none, or a draft model that the system lacks or does not use.
+        ValueError: for a name that is none, or a draft model, network or head that the system lacks or does not use.
     """
     if name not in names():
         raise ValueError(f"config: got {name!r}, takes one of {', '.join(names())}")
     make = importlib.import_module(f"{__name__}.{name}").engine
-    drafts = "draft_model" in inspect.signature(make).parameters
-    if drafts != (draft_model is not None):
-        raise ValueError(f"draft_model: {name} {'needs one' if drafts else 'uses none, got one'}")
-    return make(target, max_len, draft_model) if drafts else make(target, max_len)
+    wanted = inspect.signature(make).parameters
+    given = {"draft_model": draft_model, "network": network, "head": head}
+    for part, value in given.items():
+        needed = part in wanted and wanted[part].default is inspect.Parameter.empty
+        if value is None and needed or value is not None and part not in wanted:
+            raise ValueError(f"{part}: {name} {'needs one' if needed else 'uses none, got one'}")
+    return make(target, max_len, **{part: value for part, value in given.items() if value is not None})
+
+
+def drafter_params(name: str, target_params: Any) -> Any:
+    """What a system's drafter takes of the target's parameters; None if nothing."""
+    take = getattr(importlib.import_module(f"{__name__}.{name}"), "drafter_params", None)
+    return None if take is None else take(target_params)

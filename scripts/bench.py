@@ -10,7 +10,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 
 import choose  # noqa: E402
 
-from benches import coupling, decode, kernels, peers, rules, text, trees  # noqa: E402
+from benches import coupling, decode, kernels, peers, rules, state, text, trees  # noqa: E402
 
 _COMMANDS = {
     "decode": decode,
@@ -20,6 +20,7 @@ _COMMANDS = {
     "coupling": coupling,
     "rules": rules,
     "kernels": kernels,
+    "state": state,
 }
 
 

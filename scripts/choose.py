@@ -26,7 +26,7 @@ DRAFTERS = {
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --model, --config, --drafter, --draft-model and --max-len."""
     parser.add_argument(
-        "--model", default="smollm2", help="smollm2 (default), a .gguf file or a Hugging Face directory"
+        "--model", default="smollm2", help="smollm2 (default), small_hybrid, a .gguf file or a Hugging Face directory"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--config", metavar="NAME", help=f"a published system: {', '.join(configs.names())}")
@@ -70,7 +70,8 @@ def build(args: argparse.Namespace, model: LoadedTarget, name: str, **engine_opt
                 f"--draft-model: got {args.draft_model}, whose token ids mean other tokens than the target's"
             )
     engine = configs.build(name, model.target, args.max_len, draft_model=draft.target if draft else None)
-    return dataclasses.replace(engine, **engine_options), draft.params if draft else None
+    drafter_params = draft.params if draft else configs.drafter_params(name, model.params)
+    return dataclasses.replace(engine, **engine_options), drafter_params
 
 
 def decoder(model: LoadedTarget, engine: Engine, drafter_params: Any = None, batch: int = 1) -> Decoder:

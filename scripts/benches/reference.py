@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from spec_jax.models.config import LlamaConfig
+from spec_jax.models.llama import LlamaParams
 from spec_jax.models.load import LoadedTarget
 
 
@@ -17,16 +19,18 @@ def to_transformers(model: LoadedTarget) -> Any:
     """
     try:
         import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
+        import transformers
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
             f"{missing.name} is missing: pip install 'spec_jax[reference]'", name=missing.name
         ) from missing
     c, p = model.target.config, model.params
+    if not isinstance(c, LlamaConfig) or not isinstance(p, LlamaParams):
+        raise ValueError(f"model: got a {type(model.target).__name__}, takes a Llama")
     if c.rope.type != "default" or c.attention_bias or c.mlp_bias or p.head is not None or c.sliding_window:
         raise ValueError("model: got one with scaled RoPE, biases, a window or an untied head, takes one without")
-    theirs: Any = LlamaForCausalLM(
-        LlamaConfig(
+    theirs: Any = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             vocab_size=c.vocab_size,
             hidden_size=c.hidden_size,
             intermediate_size=c.intermediate_size,

@@ -12,7 +12,7 @@ from spec_jax.engine.engine import Engine
 from spec_jax.models.load import LoadedTarget
 from spec_jax.sampling.settings import Sampling
 
-from . import prompts
+from . import held_out, prompts
 
 CLASSES = ("code-edit", "humaneval", "mtbench", "gsm8k", "summary")
 
@@ -47,20 +47,30 @@ def fewer_widths(engine: Engine, args: argparse.Namespace) -> Engine:
 
 
 def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
-    """The prompts of all classes, in the model's chat format."""
+    """The prompts of all classes, in the model's chat format.
+
+    A model without a chat format goes on with files of the standard library that the small hybrid has not seen, as
+    the one class held-out.
+    """
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(f"--model: {args.model} has no tokenizer, which prompts in text need")
-    found = []
-    for cls in CLASSES:
-        for prompt in prompts.load(cls, args.prompts):
-            ids = tokenizer.encode(tokenizer.apply_chat(prompt.messages), special=False)
-            if len(ids) + args.tokens > args.max_len:
-                raise ValueError(
-                    f"--max-len: got {args.max_len}, takes at least {len(ids) + args.tokens} for {prompt.name}"
-                )
-            found.append(Case(prompt.name, cls, tuple(ids)))
+    if tokenizer.chat_template is None:
+        found = [Case(name, held_out.CLASS, ids) for name, ids in held_out.beginnings(tokenizer, args.prompts)]
+    else:
+        encode = lambda p: tuple(tokenizer.encode(tokenizer.apply_chat(p.messages), special=False))  # noqa: E731
+        found = [Case(p.name, cls, encode(p)) for cls in CLASSES for p in prompts.load(cls, args.prompts)]
+    for case in found:
+        if len(case.ids) + args.tokens > args.max_len:
+            raise ValueError(
+                f"--max-len: got {args.max_len}, takes at least {len(case.ids) + args.tokens} for {case.name}"
+            )
     return found
+
+
+def classes(cases: list[Case]) -> list[str]:
+    """The classes of the cases, in order."""
+    return list(dict.fromkeys(case.cls for case in cases))
 
 
 def room(cases: list[Case], tokens: int) -> int:

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
                 decoder.submit(c.ids, args.tokens, key=args.seed + i, sampling=sampling)[0] for i, c in enumerate(cases)
             ]
             done = {u.id: u.result for u in decoder.run(64) if u.result is not None}
-            by_class = {cls: Replay(0, 0, 0) for cls in runs.CLASSES}
+            by_class = {cls: Replay(0, 0, 0) for cls in runs.classes(cases)}
             for i, (case, id) in enumerate(zip(cases, ids, strict=True)):
                 by_class[case.cls] += replay(
                     model.target,

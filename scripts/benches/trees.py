@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     sides = Sides({n: choose.decoder(model, e) for n, e in engines.items()}, cases, args, settings)
 
     classes: dict[str, Any] = {}
-    for cls in runs.CLASSES:
+    for cls in runs.classes(cases):
         plain = sides.tokens_per_second("plain", cls)
         entry: dict[str, Any] = {
             side: {

@@ -1,0 +1,16 @@
+"""DeLS-Spec (arXiv 2607.07409): DFlash, plus a small model of the block's own tokens, less their frequency."""
+
+from spec_jax.drafters.block.config import BlockConfig
+from spec_jax.drafters.block.drafter import BlockDrafter, chain
+from spec_jax.drafters.block.heads.head import Head
+from spec_jax.drafters.block.heads.local import Local
+from spec_jax.engine.engine import Engine
+from spec_jax.models.target import Target
+
+HEAD = Local()
+
+
+def engine(target: Target, max_len: int, network: BlockConfig, head: Head = HEAD) -> Engine:
+    """A chain as deep as the block."""
+    drafter = BlockDrafter(network, chain(network, head), head)
+    return Engine(drafter.tapped(target), max_len, drafter=drafter)
