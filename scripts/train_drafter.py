@@ -1,0 +1,224 @@
+"""Train a drafter for a target on the target's own answers, from here or from there.
+
+    train_drafter.py --config scripts/drafting/recipes/dflash_smollm2.toml --run .cache/dflash   # all of it
+    train_drafter.py --config ... --run ... --texts-only       # the answers alone; called again, it goes on
+    train_drafter.py --config ... --run ... --resume           # go on; settings that make it another run are refused
+
+The run (checkpoints, log.jsonl, TensorBoard events) is in --run, answers in --texts, which several runs can share.
+When training ends, weights and plots go to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+
+import choose  # noqa: E402
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from drafting import asks  # noqa: E402
+
+from spec_jax.drafters.block.drafter import BlockDrafter  # noqa: E402
+from spec_jax.engine.decoder import Decoder  # noqa: E402
+from spec_jax.engine.engine import Engine  # noqa: E402
+from spec_jax.models.load import LoadedTarget, load_target  # noqa: E402
+from spec_jax.sampling.settings import Sampling  # noqa: E402
+from spec_jax.topology.growth import Growth  # noqa: E402
+from spec_jax.train import block, features, logs, mesh, vocabulary, weights_file  # noqa: E402
+from spec_jax.train import step as steps  # noqa: E402
+from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
+from spec_jax.train.evaluate import Evaluation  # noqa: E402
+from spec_jax.train.fit import fit  # noqa: E402
+from spec_jax.train.loader import Feed, windows  # noqa: E402
+from spec_jax.train.progress import Progress  # noqa: E402
+from spec_jax.train.recipe import Data, Recipe  # noqa: E402
+from spec_jax.train.responses import regenerate  # noqa: E402
+from spec_jax.train.schedule import BySteps  # noqa: E402
+from spec_jax.train.store import Store, Text, counted  # noqa: E402
+from spec_jax.train.task import Task  # noqa: E402
+
+SHOWN = ("loss", "right_1", "in_a_row", "gradient", "acceptance_length")
+
+
+def main() -> None:
+    """Answers, run, weights."""
+    args = _parse()
+    recipe, model = Recipe.load(args.config), load_target(args.target)
+    texts = _texts(args, recipe, model)
+    if not args.texts_only:
+        _train(args, recipe, model, texts)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the recipe (see train/recipe.py)")
+    parser.add_argument("--target", default="smollm2", help="smollm2 (default), a .gguf file or a model directory")
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="checkpoints and logs")
+    parser.add_argument("--texts", type=Path, metavar="DIR", help="the target's answers (texts in --run)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="weights and plots (out in --run)")
+    parser.add_argument("--texts-only", action="store_true", help="write answers and train nothing")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --run")
+    parser.add_argument("--cache-features", action="store_true", help="keep the target's features on disk, in bfloat16")
+    parser.add_argument("--devices", type=int, metavar="N", help="train on N devices (1)")
+    parser.add_argument("--save-every", type=float, default=5.0, metavar="MINUTES")
+    args = parser.parse_args()
+    args.texts, args.out = args.texts or args.run / "texts", args.out or args.run / "out"
+    if not args.resume and (args.run / "checkpoints").exists():
+        raise ValueError(f"--run: {args.run} holds a run; go on with it by --resume, or name another folder")
+    return args
+
+
+def _texts(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget) -> list[Text]:
+    """The target's answers, written now as far as they are not there yet."""
+    data = recipe.data
+    about = {"vocab_size": model.target.vocab_size, "target": _fingerprint(model), **dataclasses.asdict(data)}
+    store = Store(args.texts, {name: value for name, value in about.items() if name != "batch"})
+    listed = args.texts / "prompts.json"
+
+    @functools.cache
+    def decoder() -> Decoder:
+        engine = Engine(model.target, max_len=data.longest_prompt + data.max_new_tokens)
+        return Decoder(engine, model.params, tokenizer=model.tokenizer, batch=data.batch, eos=model.eos_token_ids)
+
+    if not listed.exists():
+        made = asks.training_prompts(model, data, decoder)
+        part = listed.with_suffix(".part")
+        part.write_text(json.dumps(made), encoding="utf-8")
+        os.replace(part, listed)
+    prompts = [tuple(prompt) for prompt in json.loads(listed.read_text(encoding="utf-8"))]
+    if store.numbers() != set(range(len(prompts))):
+        _answer(data, decoder(), prompts, store)
+    found = store.read()
+    print(f"{len(found)} texts, {counted(found):,} tokens of the target's own", flush=True)
+    return found
+
+
+def _answer(data: Data, decoder: Decoder, prompts: list[tuple[int, ...]], store: Store) -> None:
+    """The answers that are missing: the first prompts' greedy, the others' sampled."""
+    greedy = round(data.greedy_share * len(prompts))
+    warm = Sampling(temperature=data.temperature, top_p=data.top_p, top_k=data.top_k) if data.temperature else None
+    written = [len(store.numbers())]
+
+    def report(tokens: int) -> None:
+        written[0] += 1
+        if written[0] % 50 == 0:
+            print(f"{written[0]} of {len(prompts)} answers", flush=True)
+
+    for sampling, some in ((None, prompts[:greedy]), (warm, prompts)):
+        regenerate(decoder, some, data.max_new_tokens, store, key=data.seed, sampling=sampling, report=report)
+
+
+def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts: list[Text]) -> None:
+    training, forward = recipe.training, recipe.drafter.forward(model.target.config)
+    config = forward.config
+    shape = Growth(nodes=config.depth + 1, depth=config.depth, width=1, children=1, candidates=16)
+    drafter = BlockDrafter(config, shape, forward.head)
+    tapped = drafter.tapped(model.target)
+    teacher = features.with_last(tapped, model.target.config.num_layers)
+    kept = shared = None
+    if config.draft_vocab_size is not None:
+        counts = vocabulary.count((text.tokens[text.mask] for text in texts), config.vocab_size)
+        kept = vocabulary.most_frequent(counts, config.draft_vocab_size, model.eos_token_ids)
+        shared = {block.KEPT: jax.numpy.asarray(kept)}
+    task = Task(
+        forward,
+        teacher,
+        recipe.objective,
+        training.anchors,
+        training.steps,
+        training.seed,
+        training.labels,
+        model.eos_token_ids,
+        None if kept is None else block.KEPT,
+    )
+    devices = None if args.devices in (None, 1) else mesh.data_mesh(args.devices)
+    cached = _features(args, teacher, model, texts) if args.cache_features else None
+    dataset = windows(texts, training.length, training.batch, training.seed, cached)
+    feed = Feed(dataset, model.params, shared, devices)
+    params = forward.init(jax.random.key(training.seed), model.params, kept)
+    optimizer = steps.adamw(params, training.clip, training.weight_decay)
+    evaluation = _evaluation(recipe, model, drafter, tapped, shared)
+    vocabulary_map = None if kept is None else kept.tolist()
+    settings = recipe.describe() | {"target": _fingerprint(model), "vocabulary": vocabulary_map}
+    with Checkpoints(args.run / "checkpoints", settings) as checkpoints:
+        start = mesh.replicate(steps.init(params, optimizer), devices)
+        state = checkpoints.restore(start) or start
+        size = sum(x.size for x in jax.tree.leaves(params))
+        print(f"{size:,} parameters; step {int(state.step)} of {training.steps}", flush=True)
+        tokens = training.batch * training.length
+        schedule = BySteps(training.rate, training.warmup, training.steps, training.decay)
+        bar = Progress(training.steps, SHOWN, tokens, always=SHOWN[-1:])
+        with logs.Log(args.run, int(state.step)) as log, bar as progress:
+            state = fit(
+                state,
+                steps.make_step(task.loss, optimizer),
+                feed,
+                schedule,
+                log,
+                checkpoints,
+                save_every=60 * args.save_every,
+                measure_every=training.measure_every,
+                measure=evaluation,
+                report=progress.report,
+            )
+    rows = logs.read(args.run)
+    about = {
+        "recipe": dataclasses.asdict(recipe),
+        "steps": int(state.step),
+        "texts": len(texts),
+        "tokens": counted(texts),
+        "figures": rows[-1] if rows else {},
+    }
+    trained = state.params if shared is None else {"trained": state.params, **shared}
+    weights_file.save(args.out / "drafter.safetensors", trained, about, np.float16)
+    curves = {"loss": "loss", "draft_loss": "of the drafted logits"}
+    logs.plot(rows, args.out / "loss.png", curves, args.config.stem)
+    by_depth = {f"accepted_{k + 1}": f"depth {k + 1}" for k in range(config.depth)}
+    logs.plot(rows, args.out / "acceptance.png", by_depth, "accepted, by depth", ylabel="part of the drafts that deep")
+    print(f"{args.out}: " + ", ".join(f"{k} {v:.3f}" for k, v in rows[-1].items() if k.startswith("accept")))
+
+
+def _evaluation(recipe: Recipe, model: LoadedTarget, drafter: BlockDrafter, target: Any, shared: Any) -> Evaluation:
+    held = recipe.held_out
+    prompts = asks.held_out_prompts(model, held, recipe.data.longest_prompt)
+    longest = max(len(prompt) for prompt in prompts) + held.max_new_tokens
+    sampling = Sampling(temperature=held.temperature)
+    return Evaluation(
+        Engine(target, max_len=longest, drafter=drafter),
+        model.params,
+        prompts,
+        held.max_new_tokens,
+        as_drafter=lambda params: block.drafter_params(params, model.params, shared),
+        eos=model.eos_token_ids,
+        sampling=sampling,
+    )
+
+
+def _features(args: argparse.Namespace, teacher: Any, model: LoadedTarget, texts: list[Text]) -> features.Cache:
+    folder = args.texts / ("features_" + "_".join(str(tap) for tap in teacher.taps))
+    try:
+        cache = features.Cache(folder)
+        if cache.about["lengths"] == [len(text.tokens) for text in texts]:
+            return cache
+    except FileNotFoundError:
+        pass
+    return features.Cache.write(folder, teacher, model.params, texts)
+
+
+def _fingerprint(model: LoadedTarget) -> str:
+    """A hash of the target's sizes and of one of its arrays."""
+    digest = hashlib.sha256(repr(model.target.config).encode())
+    digest.update(np.asarray(model.params.norm, np.float32).tobytes())
+    return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    choose.run(main)

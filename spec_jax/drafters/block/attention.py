@@ -1,0 +1,86 @@
+"""Attention of a block's rows to the context's keys and values and to each other: while decoding, and over texts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.tree_attention import tree_attention
+
+
+def attend(
+    q: Float[Array, "b s heads d"],
+    cache_k: Float[Array, "b kv n d"],
+    cache_v: Float[Array, "b kv n d"],
+    length: Int[Array, "b"],
+    k: Float[Array, "b kv s d"],
+    v: Float[Array, "b kv s d"],
+    causal: bool,
+    window: int | None,
+) -> Float[Array, "b s heads d"]:
+    """The rows of one block a batch row, at text positions length .. , over `length` cached rows and their block.
+
+    A causal row sees itself and earlier rows of its block, another one the whole block. A window leaves what is
+    `window` or more positions away.
+    """
+    b, s, _, d = q.shape
+    if causal or window is None:
+        mask = jnp.tril(jnp.ones((s, s), bool)) if causal else jnp.ones((s, s), bool)
+        mask = jnp.broadcast_to(mask, (b, s, s))
+        return tree_attention(q, cache_k, cache_v, length, k, v, mask, d**-0.5, window=window)
+    # Rows that see later ones are no tree path: their positions can't be read off a mask.
+    size = min(window, cache_k.shape[2])
+    start = jnp.maximum(length - size, 0)
+    cut = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, size, axis=1))
+    slot = start[:, None] + jnp.arange(size)
+    own = length[:, None] + jnp.arange(s)
+    seen = (slot < length[:, None])[:, None] & (own[:, :, None] - slot[:, None] < window)
+    block = jnp.broadcast_to(block_mask(s, causal, window), (b, s, s))
+    keys, values = (jnp.concatenate([cut(c, start), x], axis=2) for c, x in ((cache_k, k), (cache_v, v)))
+    return _softmax(q, keys, values, jnp.concatenate([seen, block], axis=2))
+
+
+def attend_text(
+    q: Float[Array, "b a s heads d"],
+    context_k: Float[Array, "b t kv d"],
+    context_v: Float[Array, "b t kv d"],
+    anchors: Int[Array, "b a"],
+    k: Float[Array, "b a s kv d"],
+    v: Float[Array, "b a s kv d"],
+    causal: bool,
+    window: int | None,
+) -> Float[Array, "b a s heads d"]:
+    """All blocks of whole texts at once, differentiable: a block sees the context before its anchor, and itself."""
+    b, a, s, _, d = q.shape
+    t, kv = context_k.shape[1:3]
+    rows = (q * d**-0.5).reshape(b, a, s, kv, -1, d)
+    far = jnp.einsum("baskgd,btkd->bakgst", rows, context_k, preferred_element_type=jnp.float32)
+    near = jnp.einsum("baskgd,bajkd->bakgsj", rows, k, preferred_element_type=jnp.float32)
+    at = jnp.arange(t)
+    seen = jnp.broadcast_to((at < anchors[:, :, None])[:, :, None], (b, a, s, t))
+    if window is not None:
+        own = anchors[:, :, None] + jnp.arange(s)
+        seen &= own[..., None] - at < window
+    far = jnp.where(seen[:, :, None, None], far, -jnp.inf)
+    near = jnp.where(block_mask(s, causal, window), near, -jnp.inf)
+    weights = jax.nn.softmax(jnp.concatenate([far, near], axis=-1), axis=-1).astype(v.dtype)
+    out = jnp.einsum("bakgst,btkd->baskgd", weights[..., :t], context_v)
+    out += jnp.einsum("bakgsj,bajkd->baskgd", weights[..., t:], v)
+    return out.reshape(q.shape)
+
+
+def block_mask(s: int, causal: bool, window: int | None) -> Bool[Array, "s s"]:
+    """Which rows of a block see which of its rows."""
+    apart = jnp.arange(s)[:, None] - jnp.arange(s)
+    mask = apart >= 0 if causal else jnp.ones((s, s), bool)
+    return mask if window is None else mask & (jnp.abs(apart) < window)
+
+
+def _softmax(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    b, s, heads, d = q.shape
+    rows = (q * d**-0.5).reshape(b, s, k.shape[1], -1, d)
+    logits = jnp.einsum("bskgd,bknd->bkgsn", rows, k, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], logits, -jnp.inf), axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgsn,bknd->bskgd", weights, v).reshape(b, s, heads, d)

@@ -1,0 +1,52 @@
+"""The target's embedding, final norm and head, as its drafters use them: the same arrays, not copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.norms import rms_norm
+
+
+@flax.struct.dataclass
+class Ends:
+    """The embedding [hidden, vocab], the final norm, and the head; None where the embedding is the head as well."""
+
+    embedding: Float[Array, "hidden vocab"]
+    norm: Float[Array, "hidden"]
+    head: Linear | None = None
+
+    def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b hidden"]:
+        """The tokens' embeddings."""
+        return self.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
+
+    def logits(self, x: Float[Array, "*b hidden"]) -> Float[Array, "*b vocab"]:
+        """Logits of normed hidden states, in float32."""
+        head = Dense(self.embedding) if self.head is None else self.head
+        return apply(head, x).astype(jnp.float32)
+
+    def some_logits(self, x: Float[Array, "b k hidden"], ids: Int[Array, "b m"]) -> Float[Array, "b k m"]:
+        """Logits of some tokens of each row alone, in float32."""
+        head = Dense(self.embedding) if self.head is None else self.head
+        if not isinstance(head, Dense):  # other leaves can't be read in part
+            return jnp.take_along_axis(self.logits(x), ids[:, None], axis=-1)
+        y = jnp.einsum("bkh,hbm->bkm", x, head.kernel[:, ids])
+        return (y if head.bias is None else y + head.bias[ids][:, None]).astype(jnp.float32)
+
+    def final(self, x: Float[Array, "*b hidden"], eps: float) -> Float[Array, "*b hidden"]:
+        """The final norm."""
+        return rms_norm(x, self.norm, eps)
+
+
+def ends_of(params: Any) -> Ends:
+    """Those of a Llama's or a Qwen's parameters."""
+    return Ends(params.embedding, params.norm, params.head)
+
+
+def apply(linear: Linear, x: Float[Array, "*b n"]) -> Float[Array, "*b m"]:
+    """A linear leaf on arrays of any rank."""
+    return linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)

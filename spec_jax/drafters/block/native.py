@@ -1,0 +1,103 @@
+"""Our own format of block drafters: any network and head, tensors named by their place in the parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.drafters.block import names
+from spec_jax.drafters.block.config import BlockConfig
+from spec_jax.drafters.block.ends import ends_of
+from spec_jax.drafters.block.heads.ancestor import Ancestor
+from spec_jax.drafters.block.heads.bigram import Bigram
+from spec_jax.drafters.block.heads.gru import Domino
+from spec_jax.drafters.block.heads.head import Head, Plain
+from spec_jax.drafters.block.heads.jacobi import Jacobi
+from spec_jax.drafters.block.heads.lattice import Lattice
+from spec_jax.drafters.block.heads.local import Local
+from spec_jax.drafters.block.heads.markov import Markov
+from spec_jax.drafters.block.heads.mixture import Mixture
+from spec_jax.drafters.block.heads.selector import Selector
+from spec_jax.drafters.block.heads.swiglu import SwiGlu
+from spec_jax.drafters.block.network import BlockParams
+from spec_jax.drafters.files import check_names, write_directory
+from spec_jax.models.checkpoint import CheckpointError
+from spec_jax.models.config import RopeConfig
+from spec_jax.models.linear import Dense
+
+FORMAT = "spec_jax.block"
+HEADS = {
+    kind.__name__: kind
+    for kind in (Plain, Markov, Domino, Selector, SwiGlu, Jacobi, Local, Mixture, Ancestor, Lattice, Bigram)
+}
+
+
+def save_native(directory: str | Path, config: BlockConfig, head: Head, params: BlockParams, dtype: Any = None) -> None:
+    """Write a network, its head and, with a reduced vocabulary, its lm_head and kept tokens; nothing of the target.
+
+    dtype: that of floating-point tensors in the file, the parameters' own if None.
+    """
+    tensors = {}
+    parts = {part: getattr(params, part) for part in ("network", "head", "lm_head", "kept")}
+    for name, leaf in _named(parts):
+        array = np.asarray(leaf)
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        tensors[name] = array.astype(dtype) if dtype is not None and floating else array
+    own = {"name": type(head).__name__, "settings": _settings(head)}
+    write_directory(directory, {"format": FORMAT, "network": dataclasses.asdict(config), "head": own}, tensors)
+
+
+def from_native(
+    source: str | Path,
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    target_params: Any,
+    dtype: Any = jnp.float32,
+) -> tuple[BlockConfig, Head, BlockParams]:
+    """What `save_native` wrote, over a target's parameters. Raises CheckpointError for anything else."""
+    try:
+        network = dict(fields["network"])
+        network["rope"] = RopeConfig(**_tuples(network["rope"]))
+        config = BlockConfig(**_tuples(network))
+        head = HEADS[fields["head"]["name"]](**_tuples(fields["head"]["settings"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{Path(source) / 'config.json'}: not a block drafter's: {error!r}") from error
+    ends = ends_of(target_params)
+    if ends.embedding.shape != (config.hidden_size, config.vocab_size):
+        size, vocab = ends.embedding.shape
+        raise CheckpointError(
+            f"{source}: made for hidden_size {config.hidden_size} and vocab_size {config.vocab_size}; "
+            f"the target has {size} and {vocab}"
+        )
+    network_shapes, head_shapes = names.shapes(config, head)
+    template: dict[str, Any] = {"network": network_shapes, "head": head_shapes}
+    if config.draft_vocab_size is not None:
+        small = config.draft_vocab_size
+        template["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, small), jnp.float32)}
+        template["kept"] = jax.ShapeDtypeStruct((small,), jnp.int32)
+    pairs = _named(template)
+    check_names(source, tensors, {name: leaf.shape for name, leaf in pairs})
+    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
+    leaves = [jnp.asarray(tensors[n]).astype(dtype if floating(leaf) else leaf.dtype) for n, leaf in pairs]
+    own = jax.tree.unflatten(jax.tree.structure(template), leaves)
+    lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None
+    return config, head, BlockParams(own["network"], ends, own["head"], lm_head, own.get("kept"))
+
+
+def _named(parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return list(zip(names.paths(parts), jax.tree.leaves(parts), strict=True))
+
+
+def _settings(head: Head) -> dict[str, Any]:
+    return {f.name: getattr(head, f.name) for f in dataclasses.fields(head) if f.init}  # type: ignore[arg-type]
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's lists as the tuples that were written."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

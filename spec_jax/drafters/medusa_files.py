@@ -1,0 +1,78 @@
+"""Medusa and Hydra heads in directories: Medusa's own names, and for Hydra names after its authors' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_jax.drafters.block.ends import ends_of
+from spec_jax.drafters.block.names import from_file, paths
+from spec_jax.drafters.files import check_names, write_directory
+from spec_jax.drafters.medusa import MedusaConfig, MedusaParams, init_params
+from spec_jax.models.checkpoint import CheckpointError
+
+
+def is_medusa(fields: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of Medusa or Hydra heads."""
+    return "medusa_num_heads" in fields or "hydra_num_heads" in fields
+
+
+def from_tensors(
+    source: str | Path,
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    target: Any,
+    target_params: Any,
+    dtype: Any = jnp.float32,
+) -> tuple[MedusaConfig, MedusaParams]:
+    """The heads of a directory, over a target (a `Llama` or `Qwen`) and its parameters.
+
+    Raises:
+        CheckpointError: naming tensors that are missing, unexpected or misshapen, or fields that do not fit.
+    """
+    kind = "medusa" if "medusa_num_heads" in fields else "hydra"
+    tensors = {name.removeprefix("medusa_head."): x for name, x in tensors.items()}
+    numbers = (fields.get(f"{kind}_num_heads"), fields.get(f"{kind}_num_layers", 1))
+    sizes = (target.config.vocab_size, target.config.hidden_size)
+    try:
+        config = MedusaConfig(*sizes, *numbers, kind == "hydra", target.config.rms_norm_eps)  # type: ignore[arg-type]
+        ends = ends_of(target_params)
+        shapes = jax.eval_shape(lambda key: init_params(config, key, ends), jax.random.key(0))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{Path(source) / 'config.json'}: {error}") from error
+    own = (shapes.blocks, shapes.outputs)
+    leaves, structure = jax.tree.flatten(own)
+    known = [(path, _name(config, path), leaf) for path, leaf in zip(paths(own), leaves, strict=True)]
+    check_names(source, tensors, {name: _turned(path, leaf.shape) for path, name, leaf in known})
+    made = structure.unflatten([from_file(path, tensors[name], dtype) for path, name, _ in known])
+    return config, MedusaParams(*made, ends)
+
+
+def save(directory: str | Path, config: MedusaConfig, params: MedusaParams, target: str, dtype: Any = None) -> None:
+    """Write a directory that `drafters.load.load_drafter` reads; `target` is what the heads were trained for."""
+    own = (params.blocks, params.outputs)
+    tensors = {}
+    for path, leaf in zip(paths(own), jax.tree.leaves(own), strict=True):
+        array = np.asarray(leaf) if dtype is None else np.asarray(leaf).astype(dtype)
+        tensors[_name(config, path)] = array.T if path.endswith(".kernel") else array
+    kind = "hydra" if config.sequential else "medusa"
+    fields = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": config.num_blocks}
+    write_directory(directory, fields | {"base_model_name_or_path": target}, tensors)
+
+
+def _name(config: MedusaConfig, path: str) -> str:
+    """A parameter's name: paths begin with 0 for the blocks and 1 for the maps to logits."""
+    part, head, rest = path.split(".", 2)
+    rest = rest.replace("kernel", "weight")
+    if part == "1":
+        return f"hydra_lm_head.{head}.{rest}" if config.sequential else f"{head}.{config.num_blocks}.{rest}"
+    return f"hydra_mlp.{head}.{rest.replace('short', 'res_connection')}" if config.sequential else f"{head}.{rest}"
+
+
+def _turned(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if path.endswith(".kernel") else shape

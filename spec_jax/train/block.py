@@ -1,0 +1,95 @@
+"""The block-parallel family's training forward: what is trained, and what it says behind anchors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from spec_jax.drafters.block.config import BlockConfig
+from spec_jax.drafters.block.ends import ends_of
+from spec_jax.drafters.block.expander import teacher_logits
+from spec_jax.drafters.block.heads.head import Head, Plain
+from spec_jax.drafters.block.heads.markov import Markov, MarkovParams
+from spec_jax.drafters.block.network import BlockParams, Network, init_network
+from spec_jax.drafters.block.text import text_blocks
+from spec_jax.models.linear import Dense, Linear
+from spec_jax.train.slots import Said
+from spec_jax.train.task import Asked
+
+KEPT = "kept"
+"""The name under which `Batch.shared` holds a reduced vocabulary's target ids."""
+
+
+@flax.struct.dataclass
+class Trained:
+    """What of a block drafter is trained; the target's embedding, norm and head are not."""
+
+    network: Network
+    head: Any = None
+    lm_head: Linear | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockForward:
+    """DFlash and its family as a `task.Forward`; a head is given the true tokens before each slot."""
+
+    config: BlockConfig
+    head: Head = Plain()
+
+    @property
+    def slots(self) -> int:
+        """The tokens that a block predicts."""
+        return self.config.depth
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Those of the network; for a head that reads the last hidden state, `BlockDrafter.tapped` adds it."""
+        return self.config.taps
+
+    def __call__(self, params: Trained, asked: Asked) -> Said:
+        """See Forward."""
+        whole = drafter_params(params, asked.target, asked.shared)
+        features = asked.features[:, :, : len(self.taps) + self.head.final_tap]
+        found = text_blocks(self.config, whole, features, asked.tokens, asked.anchors, self.head)
+        if isinstance(self.head, Plain):
+            return Said(found.logits)
+        anchor = jnp.take_along_axis(asked.tokens, asked.anchors, axis=1)[..., None]
+        before = jnp.concatenate([anchor, asked.blocks[..., :-1]], axis=-1)
+        flat = before.reshape(-1, before.shape[-1])
+        logits = teacher_logits(self.head, whole, found.block, flat).reshape(found.logits.shape)
+        confidence = None
+        if isinstance(self.head, Markov) and self.head.confidence is not None:
+            own = self.head.confidence_logits(whole, found.block, flat)
+            confidence = None if own is None else own.reshape(before.shape)
+        return Said(logits, found.base, confidence)
+
+    def init(self, key: Array, target_params: Any, kept: Any = None) -> Trained:
+        """Random parameters; a reduced vocabulary's head begins as the target's columns for its tokens."""
+        network_key, head_key = jax.random.split(key)
+        lm_head = None
+        if self.config.draft_vocab_size is not None:
+            ends = ends_of(target_params)
+            head = Dense(ends.embedding) if ends.head is None else ends.head
+            if kept is None or not isinstance(head, Dense):
+                raise ValueError(f"kept: got {kept!r}, takes the draft's token ids, for a target with a dense head")
+            lm_head = Dense(head.kernel[:, kept], None if head.bias is None else head.bias[kept])
+        return Trained(init_network(self.config, network_key), self.head.init(self.config, head_key), lm_head)
+
+
+def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> BlockParams:
+    """The parameters as `BlockDrafter` takes them: the trained ones, and the target's ends as they are.
+
+    A confidence head's temperatures are set by calibration, not trained.
+    """
+    head = trained.head
+    if isinstance(head, MarkovParams) and head.temperature is not None:
+        head = dataclasses.replace(head, temperature=lax.stop_gradient(head.temperature))
+    kept = None if shared is None else shared.get(KEPT)
+    ends = jax.tree.map(lax.stop_gradient, ends_of(target_params))
+    return BlockParams(trained.network, ends, head, trained.lm_head, kept)

@@ -1,0 +1,166 @@
+"""From a drafter's training forward to the loss of a step: anchors, features, labels, laws, objective."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax.train import anchors as anchoring
+from spec_jax.train import branches, features, objective, vocabulary
+from spec_jax.train.features import Teacher
+from spec_jax.train.loader import Batch
+from spec_jax.train.objective import Metrics, Objective
+from spec_jax.train.slots import Said, Slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a drafter is asked in training: R blocks in each of B texts.
+
+    Attributes:
+        tokens: the texts [B, T].
+        features: the target's features [B, T, taps, hidden]: those of the forward's `taps`, maybe others behind them.
+        anchors: positions [B, R], ascending; those that are not `real` are 0.
+        real: which anchors count.
+        blocks: the tokens [B, R, K] at the slots, for heads that read those before a slot (teacher forcing).
+        key: a typed key, for dropout and the like.
+        target: the target's parameters, for its embedding and head.
+        shared: arrays of the drafter that are not trained.
+    """
+
+    tokens: Int[Array, "b t"]
+    features: Float[Array, "b t taps hidden"]
+    anchors: Int[Array, "b r"]
+    real: Bool[Array, "b r"]
+    blocks: Int[Array, "b r k"]
+    key: Array
+    target: Any
+    shared: Any
+
+
+class Forward(Protocol):
+    """What a drafter offers to be trained: its outputs at K slots behind each anchor, for given parameters."""
+
+    @property
+    def slots(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Which of the target's layers it reads, as `Llama.taps` counts them."""
+        ...
+
+    def __call__(self, params: Any, asked: Asked) -> Said:
+        """The logits [B, R, K, draft vocabulary], and whatever else `Said` holds."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A drafter's training: static, hashable parts of the loss.
+
+    Attributes:
+        forward: the drafter's training forward.
+        target: the target, with the forward's taps and, if laws are needed, its last layer's output as the last one
+            (see `features.with_last`).
+        objective: the objective.
+        anchors: blocks per text (DFlash 512, DSpark 512, Domino 256).
+        steps: steps of the whole training, for a curriculum.
+        seed: of anchors and whatever the forward draws.
+        labels: whose text the slots are to match. "text": the texts'. "rollout": the target's own greedy continuation
+            behind every anchor, whatever the text says (ALR, arXiv 2609.38795), which costs K target passes over the
+            anchors. "draft": the drafter's own tokens, judged by the target's law along them (on-policy distillation,
+            with the divergence "reverse_kl" AdaFlash's).
+        eos: tokens that end a text, behind which nothing counts in a rollout or draft.
+        kept: the name under which `Batch.shared` holds the draft vocabulary's ids, None for the whole vocabulary.
+    """
+
+    forward: Forward
+    target: Teacher
+    objective: Objective
+    anchors: int
+    steps: int
+    seed: int = 0
+    labels: str = "text"
+    eos: tuple[int, ...] = ()
+    kept: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit together."""
+        for name in ("anchors", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes 1 or more")
+        if self.labels not in ("text", "rollout", "draft"):
+            raise ValueError(f"labels: got {self.labels!r}, takes 'text', 'rollout' or 'draft'")
+        if self.target.taps[: len(self.forward.taps)] != self.forward.taps:
+            raise ValueError(f"target: got taps {self.target.taps}, takes the forward's first, {self.forward.taps}")
+
+    def loss(self, params: Any, batch: Batch) -> tuple[Array, Metrics]:
+        """The loss of a batch and its metrics, as `step.make_step` takes it."""
+        slots, said = self.slots(params, batch)
+        total, metrics = self.objective(slots, said, batch.step / self.steps)
+        return total, metrics | objective.accuracy(slots)
+
+    def slots(self, params: Any, batch: Batch) -> tuple[Slots, Said]:
+        """What the drafter says in a batch, beside what is right."""
+        texts, t = batch.texts, batch.texts.tokens.shape[1]
+        key = jax.random.fold_in(jax.random.key(self.seed), batch.step)
+        draw, inner, sample = jax.random.split(key, 3)
+        mask = texts.mask & (jnp.arange(t) < texts.length[:, None])
+        keys = jax.random.split(draw, mask.shape[0])
+        places, real = jax.vmap(lambda k, m: anchoring.random_anchors(k, m, self.anchors))(keys, mask)
+        found = texts.features
+        if found is None:
+            found = features.read(self.target, batch.target, texts.tokens, texts.length)
+        found = lax.stop_gradient(found.astype(jnp.float32))
+        label = jax.vmap(functools.partial(anchoring.labels, slots=self.forward.slots))
+        blocks, scored = label(texts.tokens, mask, places, real)
+
+        def ask(blocks: Array) -> Said:
+            given = (texts.tokens, found, places, real, blocks, inner, batch.target, batch.shared)
+            return self.forward(params, Asked(*given))
+
+        kept = None if self.kept is None else batch.shared[self.kept]
+        law = None
+        if self.labels == "text":
+            if self.objective.needs_law:
+                law = self._law(batch, found[:, :, -1], places)
+        elif self.labels == "rollout":
+            grown = branches.rollout(self.target, batch.target, texts.tokens, places, self.forward.slots)
+            blocks, law = grown.tokens, grown.logits
+            scored = real[..., None] & branches.alive(blocks, self.eos)
+        else:
+            drafted = jax.random.categorical(sample, lax.stop_gradient(ask(blocks).logits)).astype(jnp.int32)
+            blocks = drafted if kept is None else kept[drafted]
+            law = branches.read(self.target, batch.target, texts.tokens, places, blocks).logits
+            scored = real[..., None] & branches.alive(blocks, self.eos)
+        said = ask(blocks)
+        law = None if law is None else lax.stop_gradient(vocabulary.restrict(law, kept))
+        return Slots.of(said.logits, vocabulary.to_draft(blocks, kept), scored, law), said
+
+    def _law(self, batch: Batch, hidden: Float[Array, "b t hidden"], places: Int[Array, "b r"]) -> Array:
+        """The target's logits for every slot, from the last layer's output at the token before it."""
+        k, t = self.forward.slots, hidden.shape[1]
+        at = jnp.minimum(places[..., None] + jnp.arange(k), t - 1).reshape(places.shape[0], -1)
+        rows = jax.vmap(lambda h, at: h[at])(hidden, at)
+        logits = self.target.logits(batch.target, rows)
+        return logits.reshape(*places.shape, k, -1)
+
+
+def measure_loss(task: Task, batches: Any, count: int) -> Callable[[Any], dict[str, float]]:
+    """A held-out measure for `fit`: the loss and metrics over the first `count` batches, named held_out_*."""
+    step = jax.jit(lambda params, batch: task.loss(params, batch)[1])
+
+    def measure(params: Any) -> dict[str, float]:
+        rows = [jax.device_get(step(params, batches[i])) for i in range(count)]
+        return {f"held_out_{name}": float(sum(row[name] for row in rows) / count) for name in rows[0]}
+
+    return measure

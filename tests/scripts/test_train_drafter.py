@@ -1,0 +1,132 @@
+"""train_drafter.py from a recipe to weights, on a toy target that is read from a directory."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grain", reason="reads the batches")
+pytest.importorskip("tensorboardX", reason="writes the events")
+
+from safetensors.numpy import save_file  # noqa: E402
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+
+from spec_jax.models.checkpoint import required_tensors  # noqa: E402
+from spec_jax.models.config import LlamaConfig  # noqa: E402
+from spec_jax.train import logs, weights_file  # noqa: E402
+from spec_jax.train.store import Store  # noqa: E402
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_drafter.py"
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+RECIPE = """
+[drafter]
+block_size = 4
+intermediate_size = 32
+draft_vocab_size = 64
+head = "markov"
+head_settings = { rank = 4 }
+slots = "shifted"
+
+[data]
+passages = 12
+files = 3
+longest_prompt = 16
+max_new_tokens = 12
+batch = 4
+
+[objective]
+divergences = { ce = 0.1, l1 = 0.9 }
+weights = { decay = { gamma = 4.0 } }
+confidence = 1.0
+
+[training]
+steps = 6
+batch = 4
+length = 24
+anchors = 4
+warmup = 1
+decay = 2
+measure_every = 3
+
+[held_out]
+classes = ["passages"]
+count = 2
+max_new_tokens = 8
+"""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A Llama over bytes, in a directory."""
+    folder = tmp_path_factory.mktemp("target")
+    c = LlamaConfig(
+        vocab_size=257,
+        hidden_size=16,
+        intermediate_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+    )
+    names = {"num_hidden_layers": c.num_layers, "num_attention_heads": c.num_heads}
+    same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings")
+    fields = {"model_type": "llama", "num_key_value_heads": c.num_kv_heads, "rms_norm_eps": 1e-6, "eos_token_id": 0}
+    fields |= names | {name: getattr(c, name) for name in same}
+    (folder / "config.json").write_text(json.dumps(fields))
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in required_tensors(c).items()}
+    save_file(tensors, folder / "model.safetensors")
+    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(["<eos>", *BYTES])}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    return folder
+
+
+@pytest.fixture
+def script(monkeypatch, capsys, target):
+    def run(*args, status=0):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--target", str(target), *map(str, args)])
+        monkeypatch.syspath_prepend(str(SCRIPT.parent))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        out = capsys.readouterr()
+        assert ended.value.code == status, out.err
+        return out.out + out.err
+
+    return run
+
+
+def test_from_a_recipe_to_weights(tmp_path, script):
+    recipe, run = tmp_path / "toy.toml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    out = script("--config", recipe, "--run", run, "--texts-only")
+    assert "12 texts" in out and not (run / "checkpoints").exists()
+    texts = Store.existing(run / "texts").read()
+    out = script("--config", recipe, "--run", run)
+    assert [t.tokens.tolist() for t in Store.existing(run / "texts").read()] == [t.tokens.tolist() for t in texts]
+    rows = logs.read(run)
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert ["acceptance_length" in row for row in rows] == [False, False, True] * 2
+    assert "acceptance_length" in out and {"loss", "confidence_loss", "right_1"} <= rows[0].keys()
+    about = weights_file.about(run / "out" / "drafter.safetensors")
+    assert about["steps"] == 6 and about["recipe"]["drafter"]["head"] == "markov"
+    for name in ("loss.png", "acceptance.png"):
+        assert (run / "out" / name).read_bytes()[:4] == b"\x89PNG"
+    assert "holds a run" in script("--config", recipe, "--run", run, status=2)
+    script("--config", recipe, "--run", run, "--resume")
+    recipe.write_text(RECIPE.replace("anchors = 4", "anchors = 5"))
+    assert "training: got" in script("--config", recipe, "--run", run, "--resume", status=2)
+    recipe.write_text(RECIPE.replace("passages = 12", "passages = 13"))
+    assert "passages: got 13, takes 12" in script("--config", recipe, "--run", run, "--resume", status=2)
+
+
+def test_mistakes_are_one_line(tmp_path, script):
+    assert "config: " in script("--config", tmp_path / "none.toml", "--run", tmp_path, status=2)
+    (tmp_path / "bad.toml").write_text("[drafter]\nlayer = 1\n")
+    assert "drafter: got ['layer']" in script("--config", tmp_path / "bad.toml", "--run", tmp_path, status=2)

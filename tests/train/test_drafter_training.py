@@ -1,0 +1,142 @@
+"""A toy DFlash learns a toy target: from prompts to the acceptance length of the engine."""
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("grain", reason="reads the batches")
+pytest.importorskip("tensorboardX", reason="writes the events")
+
+from spec_jax.drafters.block.config import FULL, BlockConfig  # noqa: E402
+from spec_jax.drafters.block.drafter import BlockDrafter  # noqa: E402
+from spec_jax.drafters.block.heads.head import Plain  # noqa: E402
+from spec_jax.drafters.block.heads.markov import Markov  # noqa: E402
+from spec_jax.engine.decoder import Decoder  # noqa: E402
+from spec_jax.engine.engine import Engine  # noqa: E402
+from spec_jax.models.config import RopeConfig  # noqa: E402
+from spec_jax.sampling.settings import Sampling  # noqa: E402
+from spec_jax.topology.growth import Growth  # noqa: E402
+from spec_jax.train import block, prompts, weights_file  # noqa: E402
+from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
+from spec_jax.train.evaluate import Evaluation  # noqa: E402
+from spec_jax.train.fit import fit  # noqa: E402
+from spec_jax.train.loader import Feed, windows  # noqa: E402
+from spec_jax.train.logs import Log, read  # noqa: E402
+from spec_jax.train.objective import Objective  # noqa: E402
+from spec_jax.train.responses import regenerate  # noqa: E402
+from spec_jax.train.schedule import BySteps  # noqa: E402
+from spec_jax.train.step import adamw, init, make_step  # noqa: E402
+from spec_jax.train.store import Store  # noqa: E402
+from spec_jax.train.task import Task  # noqa: E402
+from tests.train import toy  # noqa: E402
+
+WEIGHTS = toy.params()
+STEPS = 160
+DSPARK = Objective((("ce", 0.1), ("l1", 0.9)), (("decay", (("gamma", 4.0),)),), confidence=1.0)
+
+
+def config(slots="fill_in", block_size=4, **changes):
+    given = dict(
+        vocab_size=toy.V,
+        hidden_size=16,
+        intermediate_size=32,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        block_size=block_size,
+        mask_token=toy.V - 1,
+        taps=(1, 2),
+        layer_types=(FULL,),
+        causal=(False,),
+        slots=slots,
+        rope=RopeConfig(theta=1e4),
+    )
+    return BlockConfig(**(given | changes))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The target's answers to passages of noise."""
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(0, toy.V, 30).tolist() for _ in range(40)]
+    decoder = Decoder(Engine(toy.target(()), max_len=32, prefill_chunk=8), WEIGHTS, batch=8)
+    store = Store(tmp_path_factory.mktemp("texts"), {"vocab_size": toy.V})
+    regenerate(decoder, prompts.beginnings(noise, 64, 2, 6), 24, store, sampling=Sampling(temperature=0.3))
+    return store.read()
+
+
+def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **options):
+    """(state, rows, evaluation) of a run in a folder, from its newest checkpoint if there is one."""
+    shape = Growth(nodes=forward.slots + 1, depth=forward.slots, width=1, children=1, candidates=4)
+    drafter = BlockDrafter(forward.config, shape, forward.head, block=8)
+    target = drafter.tapped(toy.target())
+    task = Task(forward, toy.target(), objective, anchors=8, steps=STEPS)
+    held_out = [(3, 1), (5, 9, 2), (7, 7), (2, 11, 13)]
+    engine = Engine(target, max_len=32, drafter=drafter, prefill_chunk=8)
+    as_drafter = lambda params: block.drafter_params(params, WEIGHTS)  # noqa: E731
+    evaluation = Evaluation(engine, WEIGHTS, held_out, 24, as_drafter=as_drafter, batch=4)
+    params = forward.init(jax.random.key(1), WEIGHTS)
+    optimizer = adamw(params, weight_decay=0.0)
+    feed = Feed(windows(texts, 24, 8, seed=0), WEIGHTS)
+    with Checkpoints(folder / "checkpoints", {"anchors": 8}) as kept:
+        state = kept.restore(init(params, optimizer)) or init(params, optimizer)
+        with Log(folder, int(state.step)) as log:
+            schedule = BySteps(1e-2, 10, steps, min(steps, 60))
+            measure = evaluation if measured else None
+            state = fit(state, make_step(task.loss, optimizer), feed, schedule, log, kept, measure=measure, **options)
+    return state, read(folder), evaluation
+
+
+@pytest.mark.parametrize(
+    ("forward", "objective"),
+    [
+        (block.BlockForward(config()), Objective(weights=(("decay", (("gamma", 4.0),)),))),
+        (block.BlockForward(config("shifted", 3), Markov(rank=8)), DSPARK),
+    ],
+    ids=["DFlash", "DSpark"],
+)
+def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
+    state, rows, evaluation = trained(tmp_path, texts, forward, objective)
+    after, text = rows[-1], [r.tokens for r in evaluation.results]
+    fresh = forward.init(jax.random.key(1), WEIGHTS)
+    before = evaluation(fresh)
+    assert [r.tokens for r in evaluation.results] == text  # the drafter changes no text
+    assert after["acceptance_length"] > before["acceptance_length"] + 0.5
+    assert rows[-1]["step"] == STEPS and after["accepted_1"] > before["accepted_1"]
+    weights_file.save(tmp_path / "drafter.safetensors", state.params, {"steps": STEPS})
+    again = evaluation(weights_file.load(tmp_path / "drafter.safetensors", state.params))
+    assert again["acceptance_length"] == after["acceptance_length"]
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, texts):
+    class Died(Exception):
+        pass
+
+    def die(row):
+        if row["step"] == 7:
+            raise Died
+
+    forward = block.BlockForward(config())
+    whole, rows, _ = trained(tmp_path / "whole", texts, forward, Objective(), 12, False)
+    with pytest.raises(Died):
+        trained(tmp_path / "cut", texts, forward, Objective(), 12, False, report=die, save_every=0.0)
+    resumed, again, _ = trained(tmp_path / "cut", texts, forward, Objective(), 12, False)
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    assert [(row["step"], row["loss"]) for row in again] == [(row["step"], row["loss"]) for row in rows]
+
+
+def test_only_the_drafter_is_trained():
+    forward = block.BlockForward(config(), Plain())
+    params = forward.init(jax.random.key(0), WEIGHTS)
+    whole = lambda target: block.drafter_params(params, target).ends.embedding.sum()  # noqa: E731
+    gradient = jax.grad(lambda t: whole(t))(WEIGHTS)
+    assert all((np.asarray(g) == 0).all() for g in jax.tree.leaves(gradient))
+
+
+def test_a_reduced_vocabulary_begins_with_the_targets_head():
+    kept = np.array([1, 4, 9, 20], np.int32)
+    forward = block.BlockForward(config(draft_vocab_size=4))
+    params = forward.init(jax.random.key(0), WEIGHTS, kept)
+    np.testing.assert_array_equal(params.lm_head.kernel, WEIGHTS.head.kernel[:, kept])
+    with pytest.raises(ValueError, match="kept: got None"):
+        forward.init(jax.random.key(0), WEIGHTS)

@@ -1,0 +1,85 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from spec_jax.drafters.block.config import FULL, SLIDING
+from spec_jax.drafters.block.heads.gru import Domino
+from spec_jax.drafters.block.heads.head import Plain
+from spec_jax.drafters.block.heads.markov import Markov
+from spec_jax.train.recipe import HEADS, BlockRecipe, Recipe
+from tests.train import toy
+
+RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "drafting" / "recipes").glob("*.toml"))
+SMOLLM2 = dataclasses.replace(
+    toy.CONFIG, vocab_size=49152, hidden_size=576, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64
+)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_recipes_of_ours_are_recipes(path):
+    recipe = Recipe.load(path)
+    forward = recipe.drafter.forward(SMOLLM2)
+    assert forward.slots == 7 + (recipe.drafter.block_size == 8 and recipe.drafter.slots == "shifted")
+    assert recipe.training.decay < recipe.training.steps and max(forward.taps) <= 30
+    assert hash(forward) is not None
+    if recipe.objective.base_until or recipe.objective.confidence:
+        assert not isinstance(forward.head, Plain)
+
+
+def test_there_are_recipes():
+    assert len(RECIPES) >= 4
+
+
+def test_a_recipe_follows_the_target():
+    config = BlockRecipe(layers=1, block_size=5).config(toy.CONFIG)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (24, 16, 32)
+    assert config.mask_token == 23 and config.taps == (2,) and config.layer_types == (FULL,)
+    assert config.causal == (False,) and config.depth == 4
+    other = BlockRecipe(sliding_window=8, taps=(1, 2), is_causal=None, slots="shifted", block_size=5).config(toy.CONFIG)
+    assert other.layer_types == (SLIDING,) and other.causal == (True,) and other.depth == 5
+
+
+def test_heads_have_their_settings():
+    assert BlockRecipe(head="markov", head_settings={"rank": 8}).make_head() == Markov(rank=8)
+    assert BlockRecipe(head="domino").make_head() == Domino()
+    with pytest.raises(ValueError, match="head: got 'gru', takes one of plain, markov"):
+        BlockRecipe(head="gru").make_head()
+    with pytest.raises(ValueError, match="head_settings: got \\['low'\\], takes some of"):
+        BlockRecipe(head="markov", head_settings={"low": 8}).make_head()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_is_there(name):
+    import importlib
+
+    module, made = HEADS[name].split(".")
+    assert hasattr(importlib.import_module(f"spec_jax.drafters.block.heads.{module}"), made)
+
+
+def test_a_file_may_leave_things_out(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text("[training]\nsteps = 7\n[objective]\ndivergences = {ce = 0.5, tv = 0.5}\n")
+    recipe = Recipe.load(path)
+    assert recipe.training.steps == 7 and recipe.drafter == BlockRecipe()
+    assert recipe.objective.divergences == (("ce", 0.5), ("tv", 0.5))
+    described = recipe.describe()
+    assert "held_out" not in described and "measure_every" not in described["training"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[trainin]\nsteps = 7", "config: got \\['trainin'\\], takes tables of"),
+        ("[training]\nstep = 7", "training: got \\['step'\\], takes some of anchors"),
+        ("[objective]\nweight = 7", "objective: got \\['weight'\\]"),
+        ("[training", "is no TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Recipe.load(path)
+    with pytest.raises(FileNotFoundError, match="is no file"):
+        Recipe.load(tmp_path / "none.toml")
