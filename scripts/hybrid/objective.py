@@ -76,7 +76,9 @@ def measure(params: Params, batches: np.ndarray, bytes_per_token: float, shape: 
     loss, *rest = np.sum(sums, 0) / places
     names = [f"mtp_{s + 1}_{what}" for s in range(MTP_STEPS) for what in ("nats", "agrees")]
     bits = loss / math.log(2) / bytes_per_token
-    return {"held_out_loss": float(loss), "held_out_bits": float(bits)} | dict(zip(names, map(float, rest), strict=True))
+    return {"held_out_loss": float(loss), "held_out_bits": float(bits)} | dict(
+        zip(names, map(float, rest), strict=True)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -49,8 +49,8 @@ def from_tensors(
     leaves, structure = jax.tree.flatten(own)
     known = [(path, _name(config, path), leaf) for path, leaf in zip(paths(own), leaves, strict=True)]
     check_names(source, tensors, {name: _turned(path, leaf.shape) for path, name, leaf in known})
-    made = structure.unflatten([from_file(path, tensors[name], dtype) for path, name, _ in known])
-    return config, MedusaParams(*made, ends)
+    blocks, outputs = structure.unflatten([from_file(path, tensors[name], dtype) for path, name, _ in known])
+    return config, MedusaParams(blocks, outputs, ends)
 
 
 def save(directory: str | Path, config: MedusaConfig, params: MedusaParams, target: str, dtype: Any = None) -> None:

@@ -29,8 +29,8 @@ class Window:
     """What the head remembers of a text: the first `sinks` pairs and the last `size` ones.
 
     Windowed-MTP: StreamingLLM's window and sinks (arXiv 2309.17453) for the draft head's attention alone. The cache is
-    a ring of sinks + size slots, whatever the text's length; the draft's own pairs are seen besides. The target reads
-    all of the text, so only acceptance can change.
+    a ring of sinks + size slots, whatever the text's length. Pairs that are read together, in a prefill chunk, a commit or
+    a draft, see each other besides; the target reads all of the text, so only acceptance can change.
     """
 
     size: int
@@ -132,7 +132,7 @@ def params(target: QwenParams) -> QwenParams:
 
 
 def drafter(
-    target: Qwen, growth: Growth | Branching, window: Window | None = None, learner: Learner | None = None
+    target: Target, growth: Growth | Branching, window: Window | None = None, learner: Learner | None = None
 ) -> HeadTree:
     """A drafter for `tapped(target)`, which the engine's target has to be; its parameters are `params(...)`."""
     return HeadTree(MtpHead(tapped(target), window), growth, learner or Learner())

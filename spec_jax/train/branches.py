@@ -44,9 +44,7 @@ def read(
     return _branches(drafted, output, at)
 
 
-def rollout(
-    target: Target, params: Any, tokens: Int[Array, "b t"], anchors: Int[Array, "b r"], depth: int
-) -> Branches:
+def rollout(target: Target, params: Any, tokens: Int[Array, "b t"], anchors: Int[Array, "b r"], depth: int) -> Branches:
     """The target's own greedy continuation behind every anchor: the labels of ALR (arXiv 2609.38795, eq. 3).
 
     The text is scored once, then a token of all branches at a time. Ties go to the lower token id.

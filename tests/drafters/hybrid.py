@@ -34,10 +34,10 @@ def hybrid(kinds=(DELTA, ATTENTION), sparse=True, seed=0, sharp=3.0, **changes):
     params = init_params(c, jax.random.key(seed), scale=0.3)
     rng = np.random.default_rng(seed)
     vary = lambda x: x * jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype)  # noqa: E731
-    own = params.mtp
-    mtp = dataclasses.replace(
-        own, embedding_norm=vary(own.embedding_norm), hidden_norm=vary(own.hidden_norm), norm=sharp * vary(own.norm)
-    )
+    mtp = own = params.mtp
+    if own is not None:
+        norms = {"embedding_norm": vary(own.embedding_norm), "hidden_norm": vary(own.hidden_norm)}
+        mtp = dataclasses.replace(own, **norms, norm=sharp * vary(own.norm))
     return Qwen(c), dataclasses.replace(params, norm=sharp * vary(params.norm), mtp=mtp)
 
 

@@ -76,13 +76,14 @@ def test_text_is_plain_decodings(name):
 @pytest.mark.parametrize("rounds", (3, kit.ALL))
 @pytest.mark.parametrize("name", GROWTHS)
 def test_state_is_a_fresh_runs(name, rounds):
-    """Target and head: recurrent state, convolution inputs, keys, values and the last pair's output."""
+    """Target and head: recurrent state, convolution inputs, keys, values and, without a window, the last output."""
     e, p, state = drafted(name, rounds)
     given = {f: jax.tree.map(jnp.asarray, getattr(state.rows, f)) for f in rows.Requests.__dataclass_fields__}
     fresh = jax.device_get(kit.jit(lambda p, r: rows.init(e, p, r))(p, rows.Requests(**given)))
     head, want = state.drafter.head, fresh.drafter.head
     assert (head.length == state.rows.length - 1).all() and (want.length == head.length).all()
-    np.testing.assert_allclose(state.drafter.context, fresh.drafter.context, atol=1e-5)
+    if name != "windowed tree":  # which pairs its output saw depends on how many were read together
+        np.testing.assert_allclose(state.drafter.context, fresh.drafter.context, atol=1e-5)
     slots = np.arange(head.rows.k.shape[2])
     live = (slots < head.length[:, None])[:, None, :, None]
     for got, right in ((head.rows.k, want.rows.k), (head.rows.v, want.rows.v)):
@@ -174,11 +175,12 @@ def test_drawn_drafts_carry_their_laws(widths):
     requests = stack([request(e, prompt, BUDGET, 3, SETTINGS["sampled"]) for prompt in PROMPTS])
     got = kit.jit(draft)(requests)
     assert got.proposal == ("sampled" if widths == (1, 1) else "without_replacement")
-    assert got.tree.valid[0].all() and got.tree.valid[2].all() and got.tree.valid[1].tolist() == [True] + [False] * (
-        drafter.nodes - 1
+    assert (
+        got.tree.valid[0].all()
+        and got.tree.valid[2].all()
+        and got.tree.valid[1].tolist() == [True] + [False] * (drafter.nodes - 1)
     )
     law = jnp.exp(got.law.log_probs[:, 1:])
     np.testing.assert_allclose(law.sum(-1), 1, atol=1e-5)
     chosen = jnp.take_along_axis(law, got.tree.tokens[:, 1:, None], axis=2)[..., 0]
     assert (chosen[jnp.array([0, 2])] > 0).all()
-

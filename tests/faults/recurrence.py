@@ -102,9 +102,7 @@ class AuditRecurrence:
 
     def materialize(self, state: AuditState) -> AuditState:
         s = self.fold(state).s
-        return dataclasses.replace(
-            state, s=s, pending=jnp.zeros((*s.shape, ROOM), jnp.int32), count=jnp.zeros_like(s)
-        )
+        return dataclasses.replace(state, s=s, pending=jnp.zeros((*s.shape, ROOM), jnp.int32), count=jnp.zeros_like(s))
 
     def widen(self, staged: Array, n: int) -> Array:
         return jnp.pad(staged, ((0, 0), (0, n - staged.shape[1])))

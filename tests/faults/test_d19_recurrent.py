@@ -106,9 +106,8 @@ def goes_right(e, state, slot, whole, start):
     return (
         kit.output(state, slot) == whole[start:]
         and (int(now.s[slot]), now.window[slot].tolist()) == fresh(whole[:-1])
-        and state.drafter.cache[slot, : len(whole) - 1].tolist() == [
-            pair(*ab) for ab in zip(whole, whole[1:], strict=False)
-        ]
+        and state.drafter.cache[slot, : len(whole) - 1].tolist()
+        == [pair(*ab) for ab in zip(whole, whole[1:], strict=False)]
     )
 
 

@@ -179,7 +179,13 @@ def counts(growth, fault="none"):
     """Counters of a serving loop over prompts and settings: greedy rows, then sampled ones."""
     make = Shifted if fault == "shift" else HeadTree
     e = Engine(
-        ToyTarget(), 48, drafter=make(ToyHead(fault), growth, SHARP), prefill_chunk=4, max_eos=2, max_stops=2, max_bias=2
+        ToyTarget(),
+        48,
+        drafter=make(ToyHead(fault), growth, SHARP),
+        prefill_chunk=4,
+        max_eos=2,
+        max_stops=2,
+        max_bias=2,
     )
     requests = stack([request(e, p, BUDGET, 5, s) for s in SETTINGS for p in PROMPTS])
     return kit.run(e, EngineParams(toy(), toy(), free(V), jnp.ones(1)), requests).rows.counters
