@@ -29,8 +29,8 @@ class Window:
     """What the head remembers of a text: the first `sinks` pairs and the last `size` ones.
 
     Windowed-MTP: StreamingLLM's window and sinks (arXiv 2309.17453) for the draft head's attention alone. The cache is
-    a ring of sinks + size slots, whatever the text's length. Pairs that are read together, in a prefill chunk, a commit or
-    a draft, see each other besides; the target reads all of the text, so only acceptance can change.
+    a ring of sinks + size slots, whatever the text's length. Pairs that are read together, in a prefill chunk, a commit
+    or a draft, see each other besides; the target reads all of the text, so only acceptance can change.
     """
 
     size: int
