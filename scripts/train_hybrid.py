@@ -34,7 +34,12 @@ from spec_jax.train.progress import Progress  # noqa: E402
 ROOT = Path(__file__).parents[1]
 FIGURES = ("loss", "mtp_1", "mtp_2", "gradient", "rate", "held_out_loss", "mtp_1_agrees", "mtp_2_agrees")
 LONG = 4  # times the training context: text that long is measured too
-CURVES = {"loss": "next token", "mtp_1": "MTP, step 1", "mtp_2": "MTP, step 2", "held_out_loss": "held out, next token"}
+CURVES = {
+    "loss": "next token",
+    "mtp_1": "MTP, step 1",
+    "mtp_2": "MTP, step 2",
+    "held_out_loss": "held out (a part), next token",
+}
 
 
 def main() -> None:
