@@ -36,9 +36,11 @@ def test_regimes(regime):
     check(small, dataclasses.replace(TREE, regime=regime))
 
 
+MANY = [(64, 16, regime) for regime in REGIMES] + [(64, 64, "adv"), (128, 16, "hicorr")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize(("n", "depth"), ((64, 16), (64, 64), (128, 16)))
+@pytest.mark.parametrize(("n", "depth", "regime"), MANY)
 def test_many_nodes(n, depth, regime):
     case = Case(used=(n, n // 2), n=n, depth=depth, hk=1, hv=2, dk=128, dv=128, regime=regime)
     check(interpreted, case, tolerance=1e-5)
