@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from spec_jax import configs
+from spec_jax.control.cost import CostModel
 from spec_jax.engine.decoder import Decoder
 from spec_jax.models.toy import AuditTarget
 from spec_jax.sampling.settings import Sampling
@@ -13,6 +14,7 @@ from tests.configs.targets import DRAFT_MODEL, NETWORK, OWN_HEAD, V, build, mode
 
 RELAXED = {name for name in configs.names() if "relaxed" in name}
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4]]
+CHEAP = CostModel((1, 32), (1.0, 1.5))  # measured, it would depend on what else the machine does
 
 
 @functools.cache
@@ -22,7 +24,7 @@ def decoder(name, own_head=False):
         return Decoder(configs.build("plain", target, 80), params, batch=2)
     params = model_of(name)[1]
     drafts = 0.8 * params if name in DRAFT_MODEL else configs.drafter_params(name, params)
-    return Decoder(build(name), params, drafts, batch=2)
+    return Decoder(build(name), params, drafts, batch=2, cost=CHEAP)
 
 
 @functools.cache
