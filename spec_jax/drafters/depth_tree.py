@@ -13,7 +13,7 @@ from spec_jax import tree as trees
 from spec_jax.drafters import growing, ranking
 from spec_jax.drafters.block.shape import BestFirst
 from spec_jax.drafters.drafter import Committed, Context
-from spec_jax.drafters.head_tree import Head, HeadState, HeadTree
+from spec_jax.drafters.head_tree import Head, HeadState, HeadTree, proposed
 from spec_jax.models.config import require
 from spec_jax.models.target import Output
 from spec_jax.sampling.reduce import argmax
@@ -153,11 +153,7 @@ class DepthTree:
             draft, number, seen, _ = growing.draft(
                 shape, self.learner, expander, weights, pool, logits, state.fit, context
             )
-        root = jnp.arange(self.nodes) == 0
-        valid = draft.tree.valid & (state.known[:, None] | root)
-        draft = dataclasses.replace(draft, tree=dataclasses.replace(draft.tree, valid=valid))
-        number = jnp.where(state.known[:, None], number, -1)
-        return draft, dataclasses.replace(state, number=number, seen=seen)
+        return proposed(state, draft, number, seen)
 
     def insert(self, state: HeadState, rows: Int[Array, "r"], other: HeadState) -> HeadState:
         """Rows replaced; what was learned is the batch's, and that of the other state is left behind."""

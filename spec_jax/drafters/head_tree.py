@@ -203,11 +203,7 @@ class HeadTree:
         draft, number, seen, _ = growing.draft(
             self.growth, self.learner, expander, weights, pool, logits, state.fit, context
         )
-        root = jnp.arange(self.nodes) == 0
-        valid = draft.tree.valid & (state.known[:, None] | root)
-        draft = dataclasses.replace(draft, tree=dataclasses.replace(draft.tree, valid=valid))
-        number = jnp.where(state.known[:, None], number, -1)
-        return draft, dataclasses.replace(state, number=number, seen=seen)
+        return proposed(state, draft, number, seen)
 
     def insert(self, state: HeadState, rows: Int[Array, "r"], other: HeadState) -> HeadState:
         """Rows replaced; what was learned is the batch's, and that of the other state is left behind."""
@@ -223,6 +219,17 @@ class HeadTree:
         """Rows emptied; what was learned stays."""
         known = state.known.at[rows].set(False, mode="drop")
         return dataclasses.replace(state, head=self.head.release(state.head, rows), known=known)
+
+
+def proposed(
+    state: HeadState, draft: Draft, number: Int[Array, "b n"], seen: Candidates | None
+) -> tuple[Draft, HeadState]:
+    """The draft without the nodes of rows that have no pair yet, and the state that remembers how it was made."""
+    root = jnp.arange(draft.tree.valid.shape[1]) == 0
+    valid = draft.tree.valid & (state.known[:, None] | root)
+    draft = dataclasses.replace(draft, tree=dataclasses.replace(draft.tree, valid=valid))
+    number = jnp.where(state.known[:, None], number, -1)
+    return draft, dataclasses.replace(state, number=number, seen=seen)
 
 
 def _chain(tokens: Int[Array, "b n"]) -> Tree:
