@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,25 @@ def write_directory(directory: str | Path, fields: Mapping[str, Any], tensors: M
     directory.mkdir(parents=True, exist_ok=True)
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, directory / _SINGLE)
     (directory / "config.json").write_text(json.dumps(dict(fields), indent=2) + "\n", encoding="utf-8")
+
+
+def layer_fields(c: Any) -> dict[str, Any]:
+    """What a drafter's config.json says of its decoder layers, whatever the drafter: sizes, norms and rope of `c`."""
+    rope = {k: v for k, v in dataclasses.asdict(c.rope).items() if v is not None and k not in ("type", "theta")}
+    return {
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.rms_norm_eps,
+        "max_position_embeddings": c.max_position_embeddings,
+        "rope_parameters": {"rope_type": c.rope.type, "rope_theta": c.rope.theta, **rope},
+        "tie_word_embeddings": False,
+    }
 
 
 def check_names(source: str | Path, tensors: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]]) -> None:

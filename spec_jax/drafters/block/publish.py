@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from spec_jax.drafters.block.heads.jacobi import Jacobi
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
+from spec_jax.drafters.files import layer_fields
 from spec_jax.models.config import require
 
 
@@ -115,22 +115,10 @@ def _markov_fields(head: Markov) -> dict[str, Any]:
 
 
 def _layer_fields(c: BlockConfig) -> dict[str, Any]:
-    rope = {k: v for k, v in dataclasses.asdict(c.rope).items() if v is not None and k not in ("type", "theta")}
     return {
         "model_type": "qwen3",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": "silu",
+        **layer_fields(c),
         "attention_bias": False,
-        "rms_norm_eps": c.rms_norm_eps,
-        "max_position_embeddings": c.max_position_embeddings,
-        "rope_parameters": {"rope_type": c.rope.type, "rope_theta": c.rope.theta, **rope},
-        "tie_word_embeddings": False,
         "layer_types": list(c.layer_types),
         "use_sliding_window": SLIDING in c.layer_types,
         "sliding_window": c.sliding_window,

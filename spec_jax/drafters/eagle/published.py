@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from spec_jax.drafters.eagle.config import EagleConfig, default_taps
+from spec_jax.drafters.files import layer_fields
 from spec_jax.models.config import is_size, require, rope_from_hf
 
 SPECULATORS = ("eagle3", "peagle")
@@ -124,22 +124,10 @@ def _size(name: str, value: Any) -> int:
 def write_config(config: EagleConfig, target: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """The config.json of a head; `target` has the target's name_or_path and architectures."""
     c = config
-    rope = {k: v for k, v in dataclasses.asdict(c.rope).items() if v is not None and k not in ("type", "theta")}
     layer = {
         "model_type": "qwen3" if c.qk_norm else "llama",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": "silu",
+        **layer_fields(c),
         "attention_bias": c.attention_bias,
-        "rms_norm_eps": c.rms_norm_eps,
-        "max_position_embeddings": c.max_position_embeddings,
-        "rope_parameters": {"rope_type": c.rope.type, "rope_theta": c.rope.theta, **rope},
-        "tie_word_embeddings": False,
     }
     if c.inputs == "fused":
         return layer | {"architectures": list(EAGLE1), "draft_vocab_size": c.logit_size}
