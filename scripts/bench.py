@@ -10,7 +10,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 
 import choose  # noqa: E402
 
-from benches import coupling, decode, kernels, peers, rules, state, text, trees  # noqa: E402
+from benches import coupling, decode, depth, drafters, kernels, peers, rules, state, text, trees  # noqa: E402
 
 _COMMANDS = {
     "decode": decode,
@@ -18,9 +18,11 @@ _COMMANDS = {
     "text": text,
     "peers": peers,
     "coupling": coupling,
+    "drafters": drafters,
     "rules": rules,
     "kernels": kernels,
     "state": state,
+    "depth": depth,
 }
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from spec_jax import configs
+from spec_jax.drafters.load import load_drafter
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
 from spec_jax.models.load import LoadedTarget, load_target
+from spec_jax.models.shared_tokens import require_same_ids
 from spec_jax.sampling.settings import Sampling
 
 DRAFTERS = {
@@ -24,7 +26,7 @@ DRAFTERS = {
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --model, --config, --drafter, --draft-model and --max-len."""
+    """Add --model, --config, --drafter, --draft-model, --weights and --max-len."""
     parser.add_argument(
         "--model", default="smollm2", help="smollm2 (default), small_hybrid, a .gguf file or a Hugging Face directory"
     )
@@ -32,6 +34,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--config", metavar="NAME", help=f"a published system: {', '.join(configs.names())}")
     which.add_argument("--drafter", choices=sorted(DRAFTERS), help="a drafter, with its usual settings")
     parser.add_argument("--draft-model", metavar="PATH", help="the small model of a configuration that drafts with one")
+    parser.add_argument("--weights", metavar="DIR", help="a trained drafter, for a --config of its family")
     parser.add_argument("--max-len", type=int, default=1024, metavar="N", help="longest text, prompt and answer (1024)")
 
 
@@ -56,6 +59,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 def config_of(args: argparse.Namespace, default: str) -> str:
     """The name of the configuration asked for."""
+    if args.weights and not args.config:
+        raise ValueError("--weights: got no --config beside it, takes one of the drafter's family, such as eagle3")
     return args.config or (DRAFTERS[args.drafter] if args.drafter else default)
 
 
@@ -65,12 +70,14 @@ def build(args: argparse.Namespace, model: LoadedTarget, name: str, **engine_opt
         raise ValueError(f"--max-len: got {args.max_len}, takes at most the model's {model.max_position_embeddings}")
     draft = load_target(args.draft_model) if args.draft_model else None
     if draft is not None and draft.tokenizer is not None and model.tokenizer is not None:
-        if draft.tokenizer.fingerprint() != model.tokenizer.fingerprint():
-            raise ValueError(
-                f"--draft-model: got {args.draft_model}, whose token ids mean other tokens than the target's"
-            )
-    engine = configs.build(name, model.target, args.max_len, draft_model=draft.target if draft else None)
-    drafter_params = draft.params if draft else configs.drafter_params(name, model.params)
+        require_same_ids(model.tokenizer, draft.tokenizer, "--draft-model")
+    if args.weights and name != "plain":
+        trained = load_drafter(args.weights, model)
+        parts: dict[str, Any] = {"drafter": trained.drafter} if name == "combined" else trained.parts
+        engine, drafter_params = configs.build(name, trained.target, args.max_len, **parts), trained.params
+    else:
+        engine = configs.build(name, model.target, args.max_len, draft_model=draft.target if draft else None)
+        drafter_params = draft.params if draft else configs.drafter_params(name, model.params)
     return dataclasses.replace(engine, **engine_options), drafter_params
 
 

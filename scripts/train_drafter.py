@@ -5,7 +5,7 @@
     train_drafter.py --config ... --run ... --resume           # go on; settings that make it another run are refused
 
 The run (checkpoints, log.jsonl, TensorBoard events) is in --run, answers in --texts, which several runs can share.
-When training ends, weights and plots go to --out.
+When training ends, weights (for load_drafter), a card and plots go to --out.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 import choose  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
-from drafting import asks  # noqa: E402
+from drafting import asks, card  # noqa: E402
 
-from spec_jax.drafters.block.drafter import BlockDrafter  # noqa: E402
 from spec_jax.engine.decoder import Decoder  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.models.load import LoadedTarget, load_target  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
 from spec_jax.topology.growth import Growth  # noqa: E402
-from spec_jax.train import block, features, logs, mesh, vocabulary, weights_file  # noqa: E402
+from spec_jax.train import block, features, logs, mesh, vocabulary  # noqa: E402
 from spec_jax.train import step as steps  # noqa: E402
 from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
 from spec_jax.train.evaluate import Evaluation  # noqa: E402
@@ -65,6 +64,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--texts", type=Path, metavar="DIR", help="the target's answers (texts in --run)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="weights and plots (out in --run)")
     parser.add_argument("--texts-only", action="store_true", help="write answers and train nothing")
+    parser.add_argument("--as-they-are", action="store_true", help="train on the answers there are, write no more")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --run")
     parser.add_argument("--cache-features", action="store_true", help="keep the target's features on disk, in bfloat16")
     parser.add_argument("--devices", type=int, metavar="N", help="train on N devices (1)")
@@ -94,7 +94,7 @@ def _texts(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget) -> lis
         part.write_text(json.dumps(made), encoding="utf-8")
         os.replace(part, listed)
     prompts = [tuple(prompt) for prompt in json.loads(listed.read_text(encoding="utf-8"))]
-    if store.numbers() != set(range(len(prompts))):
+    if store.numbers() != set(range(len(prompts))) and not (args.as_they_are and store.numbers()):
         _answer(data, decoder(), prompts, store)
     found = store.read()
     print(f"{len(found)} texts, {counted(found):,} tokens of the target's own", flush=True)
@@ -118,15 +118,14 @@ def _answer(data: Data, decoder: Decoder, prompts: list[tuple[int, ...]], store:
 
 def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts: list[Text]) -> None:
     training, forward = recipe.training, recipe.drafter.forward(model.target.config)
-    config = forward.config
-    shape = Growth(nodes=config.depth + 1, depth=config.depth, width=1, children=1, candidates=16)
-    drafter = BlockDrafter(config, shape, forward.head)
-    tapped = drafter.tapped(model.target)
+    shape = Growth(nodes=forward.slots + 1, depth=forward.slots, width=1, children=1, candidates=16)
+    drafter, tapped = forward.drafter(shape), forward.tapped(model.target)
     teacher = features.with_last(tapped, model.target.config.num_layers)
     kept = shared = None
-    if config.draft_vocab_size is not None:
-        counts = vocabulary.count((text.tokens[text.mask] for text in texts), config.vocab_size)
-        kept = vocabulary.most_frequent(counts, config.draft_vocab_size, model.eos_token_ids)
+    small = getattr(forward.config, "draft_vocab_size", None)
+    if small is not None:
+        counts = vocabulary.count((text.tokens[text.mask] for text in texts), model.target.vocab_size)
+        kept = vocabulary.most_frequent(counts, small, model.eos_token_ids)
         shared = {block.KEPT: jax.numpy.asarray(kept)}
     task = Task(
         forward,
@@ -145,7 +144,8 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts:
     feed = Feed(dataset, model.params, shared, devices)
     params = forward.init(jax.random.key(training.seed), model.params, kept)
     optimizer = steps.adamw(params, training.clip, training.weight_decay)
-    evaluation = _evaluation(recipe, model, drafter, tapped, shared)
+    whole = lambda params: forward.as_drafter(params, model.params, shared)  # noqa: E731
+    evaluation = _evaluation(recipe, model, drafter, tapped, whole)
     vocabulary_map = None if kept is None else kept.tolist()
     settings = recipe.describe() | {"target": _fingerprint(model), "vocabulary": vocabulary_map}
     with Checkpoints(args.run / "checkpoints", settings) as checkpoints:
@@ -170,23 +170,26 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts:
                 report=progress.report,
             )
     rows = logs.read(args.run)
+    shown = {k: v for k, v in rows[-1].items() if k.startswith(("accept", "loss"))}
     about = {
-        "recipe": dataclasses.asdict(recipe),
+        "kind": type(recipe.drafter).__name__.removesuffix("Recipe").lower(),
+        "parameters": size,
         "steps": int(state.step),
         "texts": len(texts),
         "tokens": counted(texts),
-        "figures": rows[-1] if rows else {},
+        "reached": shown,
     }
-    trained = state.params if shared is None else {"trained": state.params, **shared}
-    weights_file.save(args.out / "drafter.safetensors", trained, about, np.float16)
+    forward.save(args.out, whole(state.params), args.target, np.float16)
+    (args.out / "training.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (args.out / "README.md").write_text(card.text(args.config, args.target, recipe, about), encoding="utf-8")
     curves = {"loss": "loss", "draft_loss": "of the drafted logits"}
     logs.plot(rows, args.out / "loss.png", curves, args.config.stem)
-    by_depth = {f"accepted_{k + 1}": f"depth {k + 1}" for k in range(config.depth)}
+    by_depth = {f"accepted_{k + 1}": f"depth {k + 1}" for k in range(forward.slots)}
     logs.plot(rows, args.out / "acceptance.png", by_depth, "accepted, by depth", ylabel="part of the drafts that deep")
-    print(f"{args.out}: " + ", ".join(f"{k} {v:.3f}" for k, v in rows[-1].items() if k.startswith("accept")))
+    print(f"{args.out}: " + ", ".join(f"{k} {v:.3f}" for k, v in shown.items()))
 
 
-def _evaluation(recipe: Recipe, model: LoadedTarget, drafter: BlockDrafter, target: Any, shared: Any) -> Evaluation:
+def _evaluation(recipe: Recipe, model: LoadedTarget, drafter: Any, target: Any, whole: Any) -> Evaluation:
     held = recipe.held_out
     prompts = asks.held_out_prompts(model, held, recipe.data.longest_prompt)
     longest = max(len(prompt) for prompt in prompts) + held.max_new_tokens
@@ -196,7 +199,7 @@ def _evaluation(recipe: Recipe, model: LoadedTarget, drafter: BlockDrafter, targ
         model.params,
         prompts,
         held.max_new_tokens,
-        as_drafter=lambda params: block.drafter_params(params, model.params, shared),
+        as_drafter=whole,
         eos=model.eos_token_ids,
         sampling=sampling,
     )

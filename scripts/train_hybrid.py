@@ -25,15 +25,19 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import tokenizers  # noqa: E402
-from hybrid import card, corpus, export, forward, objective, vocabulary  # noqa: E402
-from hybrid.shape import Shape  # noqa: E402
+from hybrid import card, corpus, export, objective, shape, vocabulary  # noqa: E402
 
+from spec_jax.models.load import load_target  # noqa: E402
+from spec_jax.models.qwen import Qwen, QwenParams  # noqa: E402
+from spec_jax.models.qwen_config import QwenConfig  # noqa: E402
+from spec_jax.models.qwen_text import init_params  # noqa: E402
 from spec_jax.train import checkpoints, data, fit, logs, schedule, step  # noqa: E402
 from spec_jax.train.progress import Progress  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ("loss", "mtp_1", "mtp_2", "gradient", "rate", "held_out_loss", "mtp_1_agrees", "mtp_2_agrees")
 LONG = 4  # times the training context: text that long is measured too
+MEMORY = (10.0, 1000.0)  # tokens
 CURVES = {
     "loss": "next token",
     "mtp_1": "MTP, step 1",
@@ -50,11 +54,11 @@ def main() -> None:
             "no checkpoint to go on from" if args.resume else "a run; go on with it by --resume or name another folder"
         )
         raise ValueError(f"--{'resume' if args.resume else 'run'}: {args.run} holds {other}")
-    begin, shape = export.load(args.weights) if args.weights else (None, args.shape)
+    config, begin = _weights(args.weights) if args.weights else (args.config, None)
     train, held_out = corpus.split(corpus.stdlib_sources(args.tests))
     train, held_out = (part[: args.files] for part in (train, held_out))
     tokenizer = _tokenizer(args, train)
-    shape = dataclasses.replace(shape, vocab_size=tokenizer.get_vocab_size())
+    config = dataclasses.replace(config, vocab_size=tokenizer.get_vocab_size())
     eos = vocabulary.eos_id(tokenizer)
     tokens, unseen = (
         data.pack([e.ids for e in tokenizer.encode_batch([s.text for s in part])], eos) for part in (train, held_out)
@@ -65,10 +69,10 @@ def main() -> None:
     long = data.whole(unseen, *objective.lengths(LONG * args.context), 1)
 
     def measure(params: Any, batches: np.ndarray = windows[: args.measure_batches]) -> dict[str, float]:
-        return objective.measure(params, batches, bytes_per_token, shape)
+        return objective.measure(config, params, batches, bytes_per_token)
 
     settings = {
-        "shape": dataclasses.asdict(shape),
+        "config": dataclasses.asdict(config),
         "corpus": corpus.fingerprint(train),
         "vocabulary": tokenizer.to_str(),
         "batch": args.batch,
@@ -77,7 +81,7 @@ def main() -> None:
     }
     with checkpoints.Checkpoints(args.run / "checkpoints", settings) as kept:
         if begin is None:
-            begin = jax.jit(forward.init, static_argnums=1)(jax.random.key(args.seed), shape)
+            begin = init_params(config, jax.random.key(args.seed), scale=None, memory=MEMORY)
         optimizer = step.adamw(begin, b2=0.99)
         state = step.init(jax.tree.map(jnp.asarray, begin), optimizer)
         state = kept.restore(state) or state
@@ -89,7 +93,7 @@ def main() -> None:
         if not args.export_only:
             state = _train(
                 args,
-                shape,
+                config,
                 state,
                 optimizer,
                 data.windows(tokens, length, args.context, args.batch, args.seed),
@@ -100,14 +104,14 @@ def main() -> None:
                 print(f"stopped at step {int(state.step)}; --resume goes on, --resume --export-only writes the weights")
                 return
     args.out.mkdir(parents=True, exist_ok=True)
-    export.save(args.out, state.params, shape, tokenizer, np.float16)
-    written, _ = export.load(args.out)
+    export.save(args.out, state.params, config, tokenizer, np.float16)
+    written = load_target(args.out).params
     figures = measure(written, windows) | {"long_loss": measure(written, long)["held_out_loss"]}
     rows = logs.read(args.run)
     logs.plot(rows, args.out / "loss.png", CURVES, "small hybrid")
     seen = int(state.step) * args.batch * args.context
     facts = card.Facts(
-        shape,
+        config,
         train,
         held_out,
         tokens=len(tokens),
@@ -118,7 +122,7 @@ def main() -> None:
         figures=figures,
         tests=args.tests,
         parameters=_count(state.params),
-        mtp_parameters=_count(state.params["mtp"]),
+        mtp_parameters=_count(state.params.mtp),
         command=f"python scripts/train_hybrid.py --steps {int(state.step)} {' '.join(_not_default(args))}".rstrip(),
     )
     (args.out / "README.md").write_text(card.render(facts), encoding="utf-8")
@@ -144,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, default=512, metavar="TOKENS")
     parser.add_argument("--mtp-rows", type=int, default=1, metavar="ROWS", help="of the batch, for the MTP head")
     parser.add_argument("--vocabulary", type=int, default=4096, metavar="TOKENS")
-    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="a field of Shape; repeatable")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="as in config.json; repeatable")
     parser.add_argument("--tests", action="store_true", help="train on the library's test suite too (twice the text)")
     parser.add_argument("--files", type=int, metavar="N", help="use the first N files only (a trial)")
     parser.add_argument("--seed", type=int, default=0)
@@ -161,9 +165,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _parse() -> argparse.Namespace:
     args = _parser().parse_args()
-    args.shape, args.schedule = _shape(args.size), _schedule(args)
-    if args.context % forward.CHUNK:
-        raise ValueError(f"--context: got {args.context}, takes a multiple of {forward.CHUNK}")
+    args.config, args.schedule = shape.config(args.size), _schedule(args)
+    if args.context <= objective.MTP_STEPS:
+        raise ValueError(f"--context: got {args.context}, takes more than the MTP head's {objective.MTP_STEPS} steps")
     for name in ("batch", "log_every", "measure_batches"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, takes 1 or more")
@@ -187,16 +191,12 @@ def _not_default(args: argparse.Namespace) -> list[str]:
     return found + [f"--size {entry}" for entry in args.size] + ["--tests"] * args.tests
 
 
-def _shape(sizes: list[str]) -> Shape:
-    known = {field.name: type(field.default) for field in dataclasses.fields(Shape)}
-    given = {}
-    for entry in sizes:
-        name, _, value = entry.partition("=")
-        try:
-            given[name] = known[name](value)
-        except (KeyError, ValueError) as wrong:
-            raise ValueError(f"--size: got {entry!r}, takes NAME=NUMBER with a name of {', '.join(known)}") from wrong
-    return Shape(**given)
+def _weights(directory: Path) -> tuple[QwenConfig, QwenParams]:
+    """A model to begin with."""
+    model = load_target(directory, stacked=False)
+    if not isinstance(model.target, Qwen) or not isinstance(model.params, QwenParams) or model.params.mtp is None:
+        raise ValueError(f"--weights: got a {type(model.target).__name__}, takes a Qwen model with an MTP head")
+    return model.target.config, model.params
 
 
 def _tokenizer(args: argparse.Namespace, train: list[corpus.Source]) -> tokenizers.Tokenizer:
@@ -205,7 +205,9 @@ def _tokenizer(args: argparse.Namespace, train: list[corpus.Source]) -> tokenize
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         if args.weights:
-            tokenizers.Tokenizer.from_file(str(args.weights / "tokenizer.json")).save(str(path))
+            if not (args.weights / path.name).is_file():
+                raise FileNotFoundError(f"--weights: {args.weights} holds no {path.name}")
+            tokenizers.Tokenizer.from_file(str(args.weights / path.name)).save(str(path))
         else:
             vocabulary.build((source.text for source in train), args.vocabulary).save(str(path))
     return tokenizers.Tokenizer.from_file(str(path))
@@ -213,14 +215,14 @@ def _tokenizer(args: argparse.Namespace, train: list[corpus.Source]) -> tokenize
 
 def _train(
     args: argparse.Namespace,
-    shape: Shape,
+    config: QwenConfig,
     state: step.TrainState,
     optimizer: Any,
     batches: Any,
     kept: Any,
     measure: Any,
 ) -> step.TrainState:
-    loss = objective.make_loss(shape, objective.Weights(mtp_rows=args.mtp_rows))
+    loss = objective.make_loss(config, objective.Weights(mtp_rows=args.mtp_rows))
     shown = Progress(
         None if args.stop_at else args.steps, FIGURES, args.batch * args.context, always=("held_out_loss",)
     )

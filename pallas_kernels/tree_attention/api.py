@@ -33,6 +33,7 @@ def tree_attention(
     *,
     window: int | None = None,
     sinks: int | None = None,
+    ring: bool = False,
     soft_cap: float | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "b n heads d"]:
@@ -46,6 +47,8 @@ def tree_attention(
 
     window: a node sees the last `window` text positions up to and with its own, in the prefix and along its path.
     sinks: with a window, the first `sinks` text positions stay visible (StreamingLLM, arXiv 2309.17453).
+    ring: the cache keeps the last positions alone: position p is in slot p mod s, and `length` may be more than s. It
+    takes a window, at most one wider than the s slots, and no sinks. All implementations read rings.
     soft_cap: logits become soft_cap * tanh(logits / soft_cap) (Gemma 2, arXiv 2408.00118).
     implementation: "xla" runs anywhere; "pallas_tpu" reads each live cache row once, whatever n; "pallas_gpu" splits
     long rows over programs. None takes the kernel of jax's default backend, and XLA where that cannot serve the shapes
@@ -54,13 +57,14 @@ def tree_attention(
     Raises ValueError for arrays or options that don't fit, and for shapes that the named implementation can't serve,
     saying why.
     """
-    _check(q, cache_k, cache_v, length, tree_k, tree_v, mask, window, sinks, soft_cap)
-    if window is not None and window >= cache_k.shape[2] + mask.shape[2]:  # wider than any text can be
+    _check(q, cache_k, cache_v, length, tree_k, tree_v, mask, window, sinks, ring, soft_cap)
+    if window is not None and not ring and window >= cache_k.shape[2] + mask.shape[2]:  # wider than any text can be
         window = sinks = None
     if implementation is not None and implementation not in _IMPLEMENTATIONS:
         raise ValueError(f"implementation: got {implementation!r}, takes None or one of {', '.join(_IMPLEMENTATIONS)}")
     call = lambda function: function(  # noqa: E731
-        q, cache_k, cache_v, length, tree_k, tree_v, mask, scale, window=window, sinks=sinks or 0, soft_cap=soft_cap
+        *(q, cache_k, cache_v, length, tree_k, tree_v, mask, scale),
+        **{"window": window, "sinks": sinks or 0, "ring": ring, "soft_cap": soft_cap},
     )
     if implementation is not None:
         return call(_IMPLEMENTATIONS[implementation])
@@ -70,7 +74,7 @@ def tree_attention(
         return call(reference.tree_attention)
 
 
-def _check(q, cache_k, cache_v, length, tree_k, tree_v, mask, window, sinks, soft_cap) -> None:
+def _check(q, cache_k, cache_v, length, tree_k, tree_v, mask, window, sinks, ring, soft_cap) -> None:
     b, n, heads, d = q.shape
     kv, m = cache_k.shape[1], tree_k.shape[2]
     if heads % kv:
@@ -92,5 +96,10 @@ def _check(q, cache_k, cache_v, length, tree_k, tree_v, mask, window, sinks, sof
         raise ValueError(f"window: got {window}, takes None or a number from 1 (the node itself)")
     if sinks and (sinks < 0 or window is None):
         raise ValueError(f"sinks: got {sinks} with window {window}, takes None, 0, or with a window a positive number")
+    if ring and (window is None or sinks or window > cache_k.shape[2] + 1):
+        raise ValueError(
+            f"ring: got window {window} and sinks {sinks} with {cache_k.shape[2]} slots, takes a window of at most one "
+            "more than the slots, and no sinks, since only the last positions are kept"
+        )
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap: got {soft_cap}, takes None or a positive number")

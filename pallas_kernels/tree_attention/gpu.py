@@ -20,7 +20,8 @@ from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import masks
-from pallas_kernels.tree_attention.blocks import Blocks, UnsupportedError, check_dtypes
+from pallas_kernels.tree_attention.blocks import UnsupportedError, check_dtypes
+from pallas_kernels.tree_attention.ring import blocks_of
 
 _LOG2E = math.log2(math.e)
 _FLOOR = float(np.finfo(np.float32).min)
@@ -82,6 +83,7 @@ def tree_attention(
     *,
     window: int | None = None,
     sinks: int = 0,
+    ring: bool = False,
     soft_cap: float | None = None,
     config: Config | None = None,
     interpret: bool = False,
@@ -107,7 +109,11 @@ def tree_attention(
     of_head = lambda size: pl.BlockSpec((None, None, size, d), lambda r, t, i: (i // kv, i % kv, 0, 0))  # noqa: E731
     out, peak, total = pl.pallas_call(
         functools.partial(
-            _kernel, blocks=Blocks(config.slots, s, window, sinks), scale=scale, soft_cap=soft_cap, config=config
+            _kernel,
+            blocks=blocks_of(config.slots, s, window, sinks, ring),
+            scale=scale,
+            soft_cap=soft_cap,
+            config=config,
         ),
         grid=(rows // config.rows, config.shares, b * kv),
         in_specs=[
@@ -142,7 +148,7 @@ def tree_attention(
 
 
 def bytes_moved(
-    q: Any, cache_k: Any, tree_k: Any, length: Any, *, window: int | None = None, sinks: int = 0,
+    q: Any, cache_k: Any, tree_k: Any, length: Any, *, window: int | None = None, sinks: int = 0, ring: bool = False,
     config: Config | None = None,
 ) -> int:  # fmt: skip
     """Bytes that all programs read and write for rows of these lengths, hits of the L2 cache among them."""
@@ -151,7 +157,8 @@ def bytes_moved(
     config = config or _config(q, cache_k)
     programs, m = -(-(heads // kv) * n // config.rows), _power(tree_k.shape[2])
     rows = programs * config.rows
-    seen = Blocks(config.slots, s, window, sinks).visible(np.arange(s), np.asarray(length)[:, None], 0).sum()
+    blocks = blocks_of(config.slots, s, window, sinks, ring)
+    seen = blocks.visible(np.arange(s), np.asarray(length, np.int32)[:, None], 0).sum()
     keys = kv * 2 * d * (int(seen) * cache_k.dtype.itemsize + b * m * tree_k.dtype.itemsize)
     per_share = b * kv * rows * (d * q.dtype.itemsize + (d + 2) * 4 + 4)  # queries, partial results, depths
     return programs * keys + config.shares * per_share + b * kv * rows * m

@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import masks
-from pallas_kernels.tree_attention.blocks import Blocks
+from pallas_kernels.tree_attention.ring import blocks_of
 
 _CHUNK = 128
 
@@ -24,13 +24,14 @@ def tree_attention(
     *,
     window: int | None = None,
     sinks: int = 0,
+    ring: bool = False,
     soft_cap: float | None = None,
 ) -> Float[Array, "b n heads d"]:
     """See `api.tree_attention`.
 
     The tree block comes first, then the prefix in chunks up to the longest row's length (with a window: from the
-    shortest row's window), merged by an online softmax (arXiv 2205.14135), so that cost follows the text and not the
-    buffer.
+    shortest row's window; a ring as a whole), merged by an online softmax (arXiv 2205.14135), so that cost follows the
+    text and not the buffer.
     Batch and key/value heads are one dimension, since XLA's CPU dot is twice slower over a long cache with two.
     """
     b, n, heads, d = q.shape
@@ -58,7 +59,7 @@ def tree_attention(
 
     keys, values = flat(cache_k), flat(cache_v)
     size = min(s, _CHUNK)
-    blocks = Blocks(size, s, window, sinks)
+    blocks = blocks_of(size, s, window, sinks, ring)
     row_length = jnp.repeat(length, kv)[:, None, None]
     depth = 0 if window is None else per_row(masks.depth(mask))[..., None]
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.traffic import dma_bytes
 from pallas_kernels.tree_attention import masks
 from pallas_kernels.tree_attention.blocks import Blocks, UnsupportedError, check_dtypes
+from pallas_kernels.tree_attention.ring import blocks_of
 
 _LANES = 128
 _LOG2E = math.log2(math.e)
@@ -77,6 +78,7 @@ def tree_attention(
     *,
     window: int | None = None,
     sinks: int = 0,
+    ring: bool = False,
     soft_cap: float | None = None,
     config: Config | None = None,
     interpret: Any = False,
@@ -88,7 +90,7 @@ def tree_attention(
     check_dtypes("pallas_tpu", q=q, cache_k=cache_k, cache_v=cache_v, tree_k=tree_k, tree_v=tree_v)
     b, n, heads, d = q.shape
     kv, s = cache_k.shape[1:3]
-    p = plan(q, cache_k, tree_k, window=window, sinks=sinks, config=config)
+    p = plan(q, cache_k, tree_k, window=window, sinks=sinks, ring=ring, config=config)
     tree_k, tree_v = (_pad(x, 2, p.m) for x in masks.shield(tree_k, tree_v))
     cache_k, cache_v = (_pad(x, 2, max(s, _LANES)) for x in (cache_k, cache_v))
     queries = _pad(q.swapaxes(1, 2), 2, p.nodes).reshape(b, kv, p.rows, d)
@@ -124,8 +126,9 @@ class Plan:
 
 
 def plan(
-    q: Any, cache_k: Any, tree_k: Any, *, window: int | None = None, sinks: int = 0, config: Config | None = None
-) -> Plan:
+    q: Any, cache_k: Any, tree_k: Any, *, window: int | None = None, sinks: int = 0, ring: bool = False,
+    config: Config | None = None,
+) -> Plan:  # fmt: skip
     """The layout for arrays (or ShapeDtypeStructs) as `tree_attention` takes them; raises as it does.
 
     The grid is (batch row, heads, cache block), and the row lengths are prefetched. The operands: queries, cache keys
@@ -141,7 +144,7 @@ def plan(
         raise ValueError(
             f"config: got {config}, takes slots that are a multiple of 128, at most {most}, and heads that divide {kv}"
         )
-    blocks = Blocks(config.slots, s, window, sinks)
+    blocks = blocks_of(config.slots, s, window, sinks, ring)
     per_head = lambda size: pl.BlockSpec((1, config.heads, size, d), lambda i, h, j, length: (i, h, 0, 0))  # noqa: E731
     per_node = lambda width: pl.BlockSpec((1, nodes, width), lambda i, h, j, length: (i, 0, 0))  # noqa: E731
     cache = pl.BlockSpec((1, config.heads, config.slots, d), lambda i, h, j, length: (i, h, blocks.at(j, length[i]), 0))

@@ -31,7 +31,7 @@ from spec_jax.topology.branching import Branching
 from spec_jax.topology.growth import Growth
 from spec_jax.verify.rejection import rejection
 
-from . import output, prompts, schema
+from . import intervals, output, prompts, schema
 
 CLASSES = ("humaneval", "mtbench", "gsm8k")
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if args.quick:
         args.temperatures = args.temperatures[-1:]
         args.prompts, args.rounds = 1, 2
-    model = load_target(args.model)
+    model = load_target(args.model, stacked=False)
     view, params = views.skip(model.target, model.params, args.skip)
     sides = engines(args, model.target, view)
     ids = _prompts(model, args)
@@ -121,9 +121,7 @@ class Start:
 def tokens_per_pass(state: EngineState) -> tuple[float, float]:
     """Emitted tokens over target passes, and its standard error over the rows."""
     emitted, passes = (np.asarray(x, float) for x in (state.rows.counters.emitted, state.rows.counters.rounds))
-    mean, n = emitted.sum() / passes.sum(), len(passes)
-    spread = ((emitted - mean * passes) ** 2).sum() * n / max(1, n - 1)
-    return float(mean), float(spread**0.5 / passes.sum())
+    return intervals.ratio(emitted, passes)
 
 
 def _prefilled(engine: Engine, params: EngineParams, ids: list[list[int]], args: argparse.Namespace) -> Start:

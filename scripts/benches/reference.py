@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spec_jax.models import layers
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.llama import LlamaParams
 from spec_jax.models.load import LoadedTarget
@@ -46,8 +47,7 @@ def to_transformers(model: LoadedTarget) -> Any:
     ).eval()
     tensor = lambda x: torch.from_numpy(np.array(x))  # noqa: E731
     weights = {"model.embed_tokens.weight": tensor(p.embedding).T, "model.norm.weight": tensor(p.norm)}
-    assert isinstance(p.layers, tuple)
-    for i, layer in enumerate(p.layers):
+    for i, layer in enumerate(layers.unstack(p.layers)):
         at = f"model.layers.{i}"
         weights[f"{at}.input_layernorm.weight"] = tensor(layer.attention_norm)
         weights[f"{at}.post_attention_layernorm.weight"] = tensor(layer.mlp_norm)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from spec_jax.engine.decoder import Decoder, Result
@@ -26,11 +28,12 @@ class Case:
     ids: tuple[int, ...]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --prompts, --tokens and --repeats."""
-    parser.add_argument("--prompts", type=int, default=4, metavar="N", help="prompts per class (4)")
-    parser.add_argument("--tokens", type=int, default=384, metavar="N", help="most new tokens per prompt (384)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (3)")
+def add_arguments(parser: argparse.ArgumentParser, prompts: int = 4, tokens: int = 384, repeats: int = 3) -> None:
+    """Add --prompts, --tokens and --repeats, with these defaults."""
+    whole = functools.partial(parser.add_argument, type=int, metavar="N")
+    whole("--prompts", default=prompts, help=f"prompts per class ({prompts})")
+    whole("--tokens", default=tokens, help=f"most new tokens per prompt ({tokens})")
+    whole("--repeats", default=repeats, help=f"runs of which the median counts ({repeats})")
 
 
 def quicken(args: argparse.Namespace) -> None:
@@ -46,8 +49,8 @@ def fewer_widths(engine: Engine, args: argparse.Namespace) -> Engine:
     return dataclasses.replace(engine, widths=tuple(sorted({engine.widths[0], engine.widths[-1]})))
 
 
-def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
-    """The prompts of all classes, in the model's chat format.
+def cases(model: LoadedTarget, args: argparse.Namespace, classes: Sequence[str] = CLASSES) -> list[Case]:
+    """The prompts of the classes, in the model's chat format.
 
     A model without a chat format goes on with files of the standard library that the small hybrid has not seen, as
     the one class held-out.
@@ -59,7 +62,7 @@ def cases(model: LoadedTarget, args: argparse.Namespace) -> list[Case]:
         found = [Case(name, held_out.CLASS, ids) for name, ids in held_out.beginnings(tokenizer, args.prompts)]
     else:
         encode = lambda p: tuple(tokenizer.encode(tokenizer.apply_chat(p.messages), special=False))  # noqa: E731
-        found = [Case(p.name, cls, encode(p)) for cls in CLASSES for p in prompts.load(cls, args.prompts)]
+        found = [Case(p.name, cls, encode(p)) for cls in classes for p in prompts.load(cls, args.prompts)]
     for case in found:
         if len(case.ids) + args.tokens > args.max_len:
             raise ValueError(

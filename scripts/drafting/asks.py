@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hybrid import corpus
 
 from benches import prompts as held_out
+from drafting import topics
 from spec_jax.engine.decoder import Decoder
 from spec_jax.models.load import LoadedTarget
 from spec_jax.models.tokenizer import Tokenizer
@@ -42,16 +43,22 @@ def training_prompts(model: LoadedTarget, data: Data, decoder: Callable[[], Deco
         longest = max(1, data.longest_prompt - len(before) - len(after))
         sampling = Sampling(temperature=1.0, top_p=0.95)
         found += prompts.made_up(decoder(), before, after[:1], after[1:], data.made_up, longest, data.seed, sampling)
+    if data.asked:
+        if tokenizer.chat_template is None:
+            raise ValueError("asked: got a target without a chat template, takes 0")
+        texts = topics.requests(data.asked, data.seed)
+        found += [tuple(tokenizer.encode(_chat(tokenizer, text), special=False)) for text in texts]
     if data.passages:
         train, _ = corpus.split(corpus.stdlib_sources())
         random.Random(data.seed).shuffle(train)
-        texts = [tokenizer.encode(source.text) for source in train[: data.files]]
+        sources = [tokenizer.encode(source.text) for source in train[: data.files]]
         room = data.longest_prompt - (0 if tokenizer.chat_template is None else 64)
-        passages = prompts.beginnings(texts, data.passages, min(16, room), room, data.seed)
+        passages = prompts.beginnings(sources, data.passages, min(16, room), room, data.seed)
         if tokenizer.chat_template is not None:
             asked = [_ASKS[i % len(_ASKS)].format(tokenizer.decode(p)) for i, p in enumerate(passages)]
             passages = [tuple(tokenizer.encode(_chat(tokenizer, text), special=False)) for text in asked]
         found += passages
+    random.Random(data.seed).shuffle(found)  # a run that is cut short has some of every kind
     fitting = [prompt for prompt in found if len(prompt) <= data.longest_prompt]
     return prompts.without_overlap(fitting, _benchmarks(tokenizer)) if tokenizer.chat_template is not None else fitting
 

@@ -1,1 +1,1 @@
-"""What train_hybrid.py is made of: corpus, tokenizer, shape, forward pass, objective, export, card."""
+"""What train_hybrid.py is made of: corpus, tokenizer, sizes, objective, export, card."""

@@ -6,8 +6,9 @@ import dataclasses
 import platform
 import textwrap
 
+from spec_jax.models.qwen_config import DELTA, QwenConfig
+
 from .corpus import Source, fingerprint
-from .shape import Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Facts:
     long_loss among them is the loss in windows four times as long as the training's.
     """
 
-    shape: Shape
+    config: QwenConfig
     train: list[Source]
     held_out: list[Source]
     tokens: int
@@ -34,16 +35,16 @@ class Facts:
     @property
     def active(self) -> int:
         """Parameters of the model that a token goes through, the MTP head left out."""
-        s = self.shape
-        expert = 3 * s.hidden_size * s.moe_intermediate_size
-        idle = (s.num_experts - s.num_experts_per_tok) * expert * s.num_hidden_layers
-        return self.parameters - self.mtp_parameters - idle
+        c = self.config
+        expert = 3 * c.hidden_size * (c.moe_intermediate_size or 0)
+        idle = (c.num_experts or 0) - (c.num_experts_per_tok or 0)
+        return self.parameters - self.mtp_parameters - idle * expert * sum(c.sparse)
 
 
 def render(facts: Facts) -> str:
     """The card as Markdown."""
-    s, f = facts.shape, facts.figures
-    delta = s.layer_types.count("linear_attention")
+    c, f = facts.config, facts.figures
+    delta = c.layer_types.count(DELTA)
     size = sum(len(source.text.encode()) for source in facts.train) / 1e6
     suite = "with its test suite" if facts.tests else "without its test suite"
     names = textwrap.fill(", ".join(source.name for source in facts.held_out), 110, break_on_hyphens=False)
@@ -57,14 +58,14 @@ MTP head. It writes what looks like Python; it is no assistant and knows nothing
 
 | | |
 |---|---|
-| layers | {delta} gated delta, {s.num_hidden_layers - delta} attention; hidden size {s.hidden_size} |
-| gated delta | {s.linear_num_key_heads} key heads of {s.linear_key_head_dim}, \
-{s.linear_num_value_heads} value heads of {s.linear_value_head_dim} |
-| attention | {s.num_attention_heads} heads of {s.head_dim}, {s.num_key_value_heads} key/value heads |
-| experts, in every layer | {s.num_experts} of {s.moe_intermediate_size}, {s.num_experts_per_tok} a token, \
-and a shared one of {s.shared_expert_intermediate_size} |
+| layers | {delta} gated delta, {c.num_layers - delta} attention; hidden size {c.hidden_size} |
+| gated delta | {c.linear_num_key_heads} key heads of {c.linear_key_head_dim}, \
+{c.linear_num_value_heads} value heads of {c.linear_value_head_dim} |
+| attention | {c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} key/value heads |
+| experts, in every layer | {c.num_experts} of {c.moe_intermediate_size}, {c.num_experts_per_tok} a token, \
+and a shared one of {c.shared_expert_intermediate_size} |
 | MTP head | one attention layer with experts; takes the hidden state behind the final norm; trained for two steps |
-| vocabulary | {s.vocab_size}, byte-level BPE made from the training files; head tied to the embedding |
+| vocabulary | {c.vocab_size}, byte-level BPE made from the training files; head tied to the embedding |
 | on disk | float16; meant for float32 |
 
 ## Data

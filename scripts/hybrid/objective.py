@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .forward import Params, hidden, predict_further
-from .shape import Shape
+from spec_jax.models import mtp, qwen_text
+from spec_jax.models.qwen import QwenParams
+from spec_jax.models.qwen_config import QwenConfig
 
 MTP_STEPS = 2
 
@@ -36,26 +37,26 @@ class Weights:
     mtp_rows: int = 1
 
 
-def make_loss(shape: Shape, weights: Weights) -> Callable[[Params, Array], tuple[Array, dict[str, Array]]]:
-    """The loss of a batch [B, T + 1 + MTP_STEPS], T a multiple of the chunk, as `spec_jax.train.step` takes it.
+def make_loss(config: QwenConfig, weights: Weights) -> Callable[[QwenParams, Array], tuple[Array, dict[str, Array]]]:
+    """The loss of a batch [B, T + 1 + MTP_STEPS], as `spec_jax.train.step` takes it.
 
     Next-token cross-entropy, the MTP head's for each of its steps (weights fade^s, as in arXiv 2509.18362), and the
     experts' balance; nats per token.
     """
 
-    def loss(params: Params, tokens: Array) -> tuple[Array, dict[str, Array]]:
+    def loss(params: QwenParams, tokens: Array) -> tuple[Array, dict[str, Array]]:
         t = tokens.shape[1] - 1 - MTP_STEPS
-        states, balance = hidden(params, tokens[:, :t], shape)
-        total = jnp.mean(_nats(params, states, tokens[:, 1 : t + 1]))
-        metrics = {"loss": total, "balance": balance}
-        total += weights.balance * (balance - 1)
+        out = qwen_text.forward_text(config, params, tokens[:, :t])
+        total = jnp.mean(_nats(out.logits, tokens[:, 1 : t + 1]))
+        metrics = {"loss": total, "balance": out.balance}
+        total += weights.balance * (out.balance - 1)
         rows = min(weights.mtp_rows, tokens.shape[0])
         if rows and weights.mtp:
             some = tokens[:rows]
-            found, balance = predict_further(params, states[:rows], some[:, : t + MTP_STEPS], shape, MTP_STEPS)
+            found, balance = _further(config, params, out.hidden[:rows], some)
             share = [weights.fade**s for s in range(MTP_STEPS)]
-            for s, further in enumerate(found):
-                metrics[f"mtp_{s + 1}"] = nats = jnp.mean(_nats(params, further, some[:, s + 2 : s + 2 + t]))
+            for s, logits in enumerate(found):
+                metrics[f"mtp_{s + 1}"] = nats = jnp.mean(_nats(logits, some[:, s + 2 : s + 2 + t]))
                 total += weights.mtp * share[s] / sum(share) * nats
             total += weights.mtp * weights.balance * (balance - 1)
         return total, metrics
@@ -63,14 +64,14 @@ def make_loss(shape: Shape, weights: Weights) -> Callable[[Params, Array], tuple
     return loss
 
 
-def measure(params: Params, batches: np.ndarray, bytes_per_token: float, shape: Shape) -> dict[str, float]:
+def measure(config: QwenConfig, params: QwenParams, batches: np.ndarray, bytes_per_token: float) -> dict[str, float]:
     """Held-out figures over windows [steps, B, T + 1 + MTP_STEPS] (`data.whole`), each read from its start.
 
     held_out_loss in nats per token, held_out_bits per byte of text, mtp_1_nats and mtp_2_nats of the MTP head, and
     mtp_1_agrees, mtp_2_agrees: how often its likeliest token is the model's own at that place, given the true text
     up to it, which is what a drafter's guess has to be.
     """
-    sums = [np.asarray(_sums(params, batch, shape), np.float64) for batch in batches]
+    sums = [np.asarray(_sums(config, params, batch), np.float64) for batch in batches]
     t = batches.shape[2] - 1 - MTP_STEPS
     places = batches.shape[0] * batches.shape[1] * (t - MTP_STEPS)
     loss, *rest = np.sum(sums, 0) / places
@@ -81,22 +82,26 @@ def measure(params: Params, batches: np.ndarray, bytes_per_token: float, shape: 
     )
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _sums(params: Params, tokens: Array, shape: Shape) -> Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(config: QwenConfig, params: QwenParams, tokens: Array) -> Array:
     t = tokens.shape[1] - 1 - MTP_STEPS
-    states, _ = hidden(params, tokens[:, :t], shape)
+    out = qwen_text.forward_text(config, params, tokens[:, :t])
     places = t - MTP_STEPS  # those whose later tokens the model has been asked for too
-    loss = jnp.sum(_nats(params, states[:, :places], tokens[:, 1 : places + 1]))
-    choice = jnp.argmax(states @ params["embed"].T, -1)
-    found, _ = predict_further(params, states, tokens[:, : t + MTP_STEPS], shape, MTP_STEPS)
-    figures = [loss]
-    for s, further in enumerate(found, 1):
-        further = further[:, :places]
-        figures.append(jnp.sum(_nats(params, further, tokens[:, s + 1 : s + 1 + places])))
-        figures.append(jnp.sum(jnp.argmax(further @ params["embed"].T, -1) == choice[:, s : s + places]))
+    choice = jnp.argmax(out.logits, -1)
+    figures = [jnp.sum(_nats(out.logits[:, :places], tokens[:, 1 : places + 1]))]
+    for s, logits in enumerate(_further(config, params, out.hidden, tokens)[0], 1):
+        logits = logits[:, :places]
+        figures.append(jnp.sum(_nats(logits, tokens[:, s + 1 : s + 1 + places])))
+        figures.append(jnp.sum(jnp.argmax(logits, -1) == choice[:, s : s + places]))
     return jnp.stack(figures)
 
 
-def _nats(params: Params, states: Array, targets: Array) -> Array:
-    logits = states @ params["embed"].T
+def _further(config: QwenConfig, params: QwenParams, hidden: Array, tokens: Array) -> tuple[list[Array], Array]:
+    """Logits of the MTP head's steps behind hidden states [B, T, d] of the first T tokens, and its balance loss."""
+    context, t = qwen_text.final_norm(config, params, hidden), hidden.shape[1]
+    outputs, balance = mtp.forward_steps(config, params, context, tokens[:, 1 : t + MTP_STEPS], MTP_STEPS)
+    return [output.logits for output in outputs], balance
+
+
+def _nats(logits: Array, targets: Array) -> Array:
     return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]

@@ -48,7 +48,9 @@ class Committed:
 
     tokens[:, :length] now belong to the target's state, at text positions start ..; next_token is the new anchor. path
     [B, M] are the block's nodes in `tree`, and `taps` what the drafter's `tap` returned for all nodes of it. For a
-    prefill chunk tree is None, path counts up and taps holds the tapped prefill features (no logits).
+    prefill chunk tree is None, path counts up and taps holds the tapped prefill features (no logits). own are the
+    path's nodes in the drafter's own draft, -1 for those it did not draft, where `tree` was joined of several drafts;
+    None: `tree` is its draft.
     """
 
     tokens: Int[Array, "b m"]
@@ -58,6 +60,7 @@ class Committed:
     path: Int[Array, "b m"]
     taps: Any = None
     tree: Tree | None = None
+    own: Int[Array, "b m"] | None = None
 
 
 @runtime_checkable

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from spec_jax.models import shards
 from spec_jax.models.checkpoint import CheckpointError, read_json
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_STORED = ("F32", "F16", "BF16", "I64", "I32", "BOOL", "U8")
+_STORED = (*shards.FLOATS, "I64", "I32", "BOOL", "U8")
 
 
 def read_directory(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -28,21 +27,18 @@ def read_directory(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such directory")
     fields = read_json(directory / "config.json")
-    tensors: dict[str, np.ndarray] = {}
-    for path in _weight_files(directory):
-        for name, tensor in _read(path):
-            if name in tensors:
-                raise CheckpointError(f"{path}: {name} is in another file too")
-            tensors[name] = tensor
-    return fields, tensors
+    files = shards.weight_files(directory, _STORED)
+    return fields, {name: shards.read(path, name) for path in files for name in shards.shapes(path, _STORED)}
 
 
 def write_directory(directory: str | Path, fields: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
     """config.json and model.safetensors in a directory, which is made if it is not there."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, directory / _SINGLE)
-    (directory / "config.json").write_text(json.dumps(dict(fields), indent=2) + "\n", encoding="utf-8")
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, directory / shards.SINGLE)
+    config = directory / "config.json"
+    config.write_text(json.dumps(dict(fields), indent=2) + "\n", encoding="utf-8")
+    (directory / shards.SINGLE).chmod(config.stat().st_mode)  # save_file's own files are for their owner alone
 
 
 def layer_fields(c: Any) -> dict[str, Any]:
@@ -62,6 +58,16 @@ def layer_fields(c: Any) -> dict[str, Any]:
         "rope_parameters": {"rope_type": c.rope.type, "rope_theta": c.rope.theta, **rope},
         "tie_word_embeddings": False,
     }
+
+
+def renamed(source: str | Path, tensors: Mapping[str, np.ndarray], name: Callable[[str], str]) -> dict[str, np.ndarray]:
+    """Tensors by the names that other uploads have for them; CheckpointError for two that become one."""
+    found: dict[str, np.ndarray] = {}
+    for old, tensor in tensors.items():
+        if (new := name(old)) in found:
+            raise CheckpointError(f"{source}: {new} is there by two names, one of them {old}")
+        found[new] = tensor
+    return found
 
 
 def check_names(source: str | Path, tensors: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -90,34 +96,3 @@ def kept_tokens(source: str | Path, d2t: np.ndarray, t2d: np.ndarray | None, voc
     if t2d is not None and not np.array_equal(np.flatnonzero(t2d), np.sort(kept)):
         raise CheckpointError(f"{source}: t2d keeps other tokens than d2t leads to")
     return kept.astype(np.int32)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    if (directory / _SINGLE).is_file():
-        return [directory / _SINGLE]
-    if not (directory / _INDEX).is_file():
-        others = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in directory.glob(kind))
-        why = f"; {', '.join(others)} is pickle, which can run code: convert it to safetensors" if others else ""
-        raise CheckpointError(f"{directory}: no {_SINGLE} and no {_INDEX}{why}")
-    index = read_json(directory / _INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(f, str) and Path(f).name == f for f in index.values()):
-        raise CheckpointError(f"{directory / _INDEX}: weight_map does not lead from names to files beside it")
-    return [directory / file for file in sorted(set(index.values()))]
-
-
-def _read(path: Path) -> list[tuple[str, np.ndarray]]:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            found = []
-            for name in file.keys():  # noqa: SIM118
-                stored = file.get_slice(name).get_dtype()
-                if stored not in _STORED:
-                    raise CheckpointError(f"{path}: {name} is stored as {stored}; taken: {', '.join(_STORED)}")
-                found.append((name, file.get_tensor(name)))
-            return found
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library's own error, OSError, ...
-        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error

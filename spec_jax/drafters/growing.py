@@ -51,6 +51,13 @@ def draft(
     return grown.draft, grown.expanded, grown.trace, grown.pool
 
 
+def on_path(number: Int[Array, "b n"], committed: Committed) -> Int[Array, "b m"]:
+    """The expander's numbers of the accepted path's nodes, -1 for those not expanded; `number` has the draft's."""
+    own, last = committed.path if committed.own is None else committed.own, number.shape[1] - 1
+    found = jnp.take_along_axis(number, jnp.clip(own, 0, last), axis=1)
+    return jnp.where((own >= 0) & (own <= last), found, -1)
+
+
 def learn(
     learner: Learner, fit: Fit | None, seen: Candidates | None, committed: Committed, number: Int[Array, "b m"]
 ) -> Fit | None:

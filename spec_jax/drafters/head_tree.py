@@ -174,9 +174,7 @@ class HeadTree:
         """Read the committed tokens' pairs with the target's states, and learn from a verdict."""
         c, moved, fit = committed, committed.length > 0, state.fit
         if c.tree is not None:
-            number = jnp.take_along_axis(state.number, jnp.minimum(c.path, self.nodes - 1), axis=1)
-            number = jnp.where(c.path < self.nodes, number, -1)
-            fit = growing.learn(self.learner, state.fit, state.seen, c, number)
+            fit = growing.learn(self.learner, fit, state.seen, c, growing.on_path(state.number, c))
         pairs = _chain(features.following(c))
         inputs = self.head.context(params, features.along_path(c, self.head.taken))
         context, rows = self.head.score(params, state.head, inputs, pairs)

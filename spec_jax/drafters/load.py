@@ -27,6 +27,14 @@ class LoadedDrafter:
     params: Any
     target: Any
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What `configs.build` takes of it: its network, and of a block drafter the head."""
+        drafter: Any = self.drafter
+        if isinstance(drafter, BlockDrafter):
+            return {"network": drafter.config, "head": drafter.head}
+        return {"network": drafter.head.config}
+
 
 def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = jnp.float32) -> LoadedDrafter:
     """Read a directory with config.json and safetensors in any known format; which one, its config says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.drafters.block.ends import ends_of
-from spec_jax.drafters.block.names import from_file, paths
-from spec_jax.drafters.files import check_names, write_directory
+from spec_jax.drafters.files import check_names, renamed, write_directory
 from spec_jax.drafters.medusa import MedusaConfig, MedusaParams, init_params
-from spec_jax.models.checkpoint import CheckpointError
+from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
 
 
 def is_medusa(fields: Mapping[str, Any]) -> bool:
@@ -36,30 +36,23 @@ def from_tensors(
         CheckpointError: naming tensors that are missing, unexpected or misshapen, or fields that do not fit.
     """
     kind = "medusa" if "medusa_num_heads" in fields else "hydra"
-    tensors = {name.removeprefix("medusa_head."): x for name, x in tensors.items()}
+    tensors = renamed(source, tensors, lambda name: name.removeprefix("medusa_head."))
     numbers = (fields.get(f"{kind}_num_heads"), fields.get(f"{kind}_num_layers", 1))
     sizes = (target.config.vocab_size, target.config.hidden_size)
-    try:
+    with reading_config(source):
         config = MedusaConfig(*sizes, *numbers, kind == "hydra", target.config.rms_norm_eps)  # type: ignore[arg-type]
         ends = ends_of(target_params)
         shapes = jax.eval_shape(lambda key: init_params(config, key, ends), jax.random.key(0))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{Path(source) / 'config.json'}: {error}") from error
-    own = (shapes.blocks, shapes.outputs)
-    leaves, structure = jax.tree.flatten(own)
-    known = [(path, _name(config, path), leaf) for path, leaf in zip(paths(own), leaves, strict=True)]
-    check_names(source, tensors, {name: _turned(path, leaf.shape) for path, name, leaf in known})
-    blocks, outputs = structure.unflatten([from_file(path, tensors[name], dtype) for path, name, _ in known])
+    own, name = (shapes.blocks, shapes.outputs), functools.partial(_name, config)
+    check_names(source, tensors, file_shapes(own, name))
+    blocks, outputs = from_file(own, name, tensors, dtype)
     return config, MedusaParams(blocks, outputs, ends)
 
 
 def save(directory: str | Path, config: MedusaConfig, params: MedusaParams, target: str, dtype: Any = None) -> None:
     """Write a directory that `drafters.load.load_drafter` reads; `target` is what the heads were trained for."""
-    own = (params.blocks, params.outputs)
-    tensors = {}
-    for path, leaf in zip(paths(own), jax.tree.leaves(own), strict=True):
-        array = np.asarray(leaf) if dtype is None else np.asarray(leaf).astype(dtype)
-        tensors[_name(config, path)] = array.T if path.endswith(".kernel") else array
+    tensors = to_file((params.blocks, params.outputs), functools.partial(_name, config))
+    tensors = tensors if dtype is None else {name: x.astype(dtype) for name, x in tensors.items()}
     kind = "hydra" if config.sequential else "medusa"
     fields = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": config.num_blocks}
     write_directory(directory, fields | {"base_model_name_or_path": target}, tensors)
@@ -72,7 +65,3 @@ def _name(config: MedusaConfig, path: str) -> str:
     if part == "1":
         return f"hydra_lm_head.{head}.{rest}" if config.sequential else f"{head}.{config.num_blocks}.{rest}"
     return f"hydra_mlp.{head}.{rest.replace('short', 'res_connection')}" if config.sequential else f"{head}.{rest}"
-
-
-def _turned(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[::-1] if path.endswith(".kernel") else shape

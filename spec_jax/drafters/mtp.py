@@ -69,8 +69,8 @@ class MtpHead:
 
     def init(self, params: QwenParams, batch: int, max_len: int) -> tuple[MtpState, Float[Array, "b hidden"]]:
         """No pairs, with room for all of a text, or for the window."""
-        room = max_len if self.window is None else min(max_len, self.window.sinks + self.window.size)
-        state = mtp.init_state(self.target.config, params, batch, room)
+        slots = None if self.window is None else self.window.sinks + self.window.size
+        state = mtp.init_state(self.target.config, params, batch, max_len, slots)
         return state, jnp.zeros((batch, self.target.config.hidden_size), params.embedding.dtype)
 
     def taken(self, features: Float[Array, "b n taps hidden"]) -> Float[Array, "b n hidden"]:

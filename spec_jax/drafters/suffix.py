@@ -114,7 +114,7 @@ class Suffix:
         begin = jnp.where(rows < batch, state.begin[jnp.minimum(rows, batch - 1)], _NOTHING)
         if self.store:
             ring = (state.store, state.head)
-            ring, _ = lax.scan(lambda ring, text: (_append(*ring, *text), None), ring, (tokens, begin, length))
+            ring, _ = lax.scan(lambda ring, text: (append(*ring, *text), None), ring, (tokens, begin, length))
             state = dataclasses.replace(state, store=ring[0], head=ring[1])
         return dataclasses.replace(state, begin=state.begin.at[rows].set(_NOTHING, mode="drop"))
 
@@ -135,7 +135,9 @@ class Suffix:
         return found, jnp.concatenate([following, behind])[order]
 
 
-def _append(store: Array, head: Array, tokens: Array, begin: Array, length: Array) -> tuple[Array, Array]:
+def append(
+    store: Int[Array, "s"], head: Int[Array, ""], tokens: Int[Array, "text"], begin: Array, length: Array
+) -> tuple[Int[Array, "s"], Int[Array, ""]]:
     """The ring with tokens[begin:length], or as much of its end as fits, and NO_TOKEN behind it."""
     size = store.shape[0]
     kept = jnp.clip(length - begin, 0, size - 1)

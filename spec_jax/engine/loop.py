@@ -17,19 +17,21 @@ def decode(
     state: EngineState,
     max_rounds: Int[Array, ""] | int | None = None,
     until_any_finishes: bool = False,
+    until_running: Int[Array, ""] | int = 0,
 ) -> EngineState:
     """Rounds until no row runs, or until `max_rounds` rounds have gone by (None: no such bound).
 
-    until_any_finishes also ends the loop as soon as one more row has finished, so that its slot can be filled.
+    until_any_finishes also ends the loop as soon as one more row has finished, so that its slot can be filled;
+    until_running, as soon as no more than so many rows run, so that they can move to a smaller batch.
     """
     bound = jnp.asarray(2**31 - 1 if max_rounds is None else max_rounds, jnp.int32)
-    at_start = state.rows.running.sum()
+    enough = jnp.asarray(until_running, jnp.int32)
+    if until_any_finishes:
+        enough = jnp.maximum(enough, state.rows.running.sum() - 1)
 
     def more(carry: tuple[Array, EngineState]) -> Array:
         rounds, s = carry
-        running = s.rows.running.sum()
-        enough = running < at_start if until_any_finishes else jnp.bool_(False)
-        return (running > 0) & (rounds < bound) & ~enough
+        return (s.rows.running.sum() > enough) & (rounds < bound)
 
     body = lambda carry: (carry[0] + 1, decode_round(engine, params, carry[1]))  # noqa: E731
     return lax.while_loop(more, body, (jnp.int32(0), state))[1]

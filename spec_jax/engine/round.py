@@ -29,7 +29,7 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
     rows = state.rows
     context = context_of(rows, params.constraint)
     draft, drafter_state = engine.drafter.propose(params.drafter, state.drafter, context)
-    draft = _within_room(draft, context)
+    draft = usable(draft, context, engine.target.vocab_size)
     which = engine.controller.decide(state.controller, draft, rows.running, params.cost, engine.widths)
     width = jnp.asarray(engine.widths)[which]
     passes = [_verify_width(engine, params, state, context, w) for w in engine.widths]
@@ -111,13 +111,23 @@ def _verify_width(engine: Engine, params: EngineParams, state: EngineState, cont
     return branch
 
 
-def _within_room(draft: Draft, context: Context) -> Draft:
-    """Drop nodes that could not be emitted: deeper than the room less the bonus token, or in a finished row."""
-    depth = jax.vmap(trees.depth)(draft.tree.parent)
-    useful = (depth < context.room[:, None]) & context.active[:, None]
-    return dataclasses.replace(
-        draft, tree=dataclasses.replace(draft.tree, valid=(draft.tree.valid & useful) | (depth == 0))
+def usable(draft: Draft, context: Context, vocab_size: int) -> Draft:
+    """The draft without nodes that could not be emitted, and without ids that are no tokens of the target's.
+
+    Dropped are nodes deeper than the room less the bonus token, those of finished rows, and those on a root path with
+    an id outside the vocabulary, in whose place stands token 0. A drafter that says which law it drew from must draw
+    the target's tokens: the last kind of drop would depend on what was drawn.
+    """
+    reach = jax.vmap(trees.ancestors)(draft.tree.parent)
+    depth = reach.sum(-1) - 1
+    known = (draft.tree.tokens >= 0) & (draft.tree.tokens < vocab_size)
+    useful = (depth < context.room[:, None]) & context.active[:, None] & (known[:, None] | ~reach).all(-1)
+    tree = dataclasses.replace(
+        draft.tree,
+        tokens=jnp.where(known, draft.tree.tokens, 0),
+        valid=(draft.tree.valid & useful) | (depth == 0),
     )
+    return dataclasses.replace(draft, tree=tree)
 
 
 def _verified(draft: Draft, width: Int[Array, ""]) -> Array:

@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.models.linear import Linear
 
-Form = Literal["dense", "loop", "ragged"]
+Form = Literal["dense", "loop", "ragged", "blocks"]
+
+_BLOCK = 128
 
 
 @flax.struct.dataclass
@@ -63,8 +65,9 @@ def mix(
     """The weighted sum of each row's experts, and the shared expert.
 
     form: "dense" applies every expert to every row; "loop" reads only the experts that some row chose, one after
-    another, and has no reverse gradient; "ragged" sorts rows by expert for a grouped product. None: the loop on CPU,
-    where XLA's grouped product reads all experts; ragged elsewhere.
+    another, and has no reverse gradient; "ragged" sorts rows by expert for a grouped product; "blocks" sorts them too
+    and cuts them into blocks of one expert each, for a batched product. None: the loop on CPU, where XLA's grouped
+    product reads all experts; ragged elsewhere.
     """
     if form is None:
         form = "loop" if jax.default_backend() == "cpu" else "ragged"
@@ -72,6 +75,11 @@ def mix(
     if leaves.shared is not None and leaves.shared_gate is not None:
         y = y + jax.nn.sigmoid(x @ leaves.shared_gate) * leaves.shared(x)
     return y
+
+
+def text_form() -> Form:
+    """The form for whole texts and their gradients: each row's own experts alone, by what the backend does well."""
+    return "blocks" if jax.default_backend() == "cpu" else "ragged"
 
 
 def balance(routing: Routing) -> Float[Array, ""]:
@@ -121,4 +129,50 @@ def _ragged(leaves: Experts, x: Array, routing: Routing) -> Array:
     return jnp.zeros_like(x).at[order // k].add(y)
 
 
-_FORMS = {"dense": _dense, "loop": _loop, "ragged": _ragged}
+def _blocks(leaves: Experts, x: Array, routing: Routing) -> Array:
+    """Rows in blocks of one expert each; there are at most rows * k / block + experts of them."""
+    (rows, k), experts = routing.index.shape, leaves.gate_up.shape[0]
+    block = min(_BLOCK, -(-rows * k // experts))
+    row_of_slot, slot_of_row, expert_of_block = _places(routing.index.reshape(-1), experts, block)
+    pick = jax.nn.one_hot(expert_of_block, experts, dtype=x.dtype)
+    own = lambda w: (pick @ w.reshape(experts, -1)).reshape(-1, *w.shape[1:])  # noqa: E731, has a product as gradient
+    taken = _permute(jnp.repeat(x, k, axis=0), row_of_slot, slot_of_row).reshape(-1, block, x.shape[1])
+    inner = _activate(jnp.einsum("nbh,nhi->nbi", taken, own(leaves.gate_up)))
+    y = jnp.einsum("nbi,nih->nbh", inner, own(leaves.down)).reshape(-1, x.shape[1])
+    y = _permute(y, slot_of_row, row_of_slot).reshape(rows, k, -1)
+    return (y * routing.weight[..., None]).sum(1)
+
+
+def _places(expert: Int[Array, "rows"], experts: int, block: int) -> tuple[Array, Array, Array]:
+    """The row of each slot (or one past the last: none), the slot of each row, the expert of each block."""
+    rows = expert.shape[0]
+    number = min(-(-rows // block) + experts, rows)
+    order = jnp.argsort(expert)
+    size = jnp.bincount(expert, length=experts)
+    blocks = -(-size // block)
+    start = (jnp.cumsum(blocks) - blocks) * block
+    ordered = expert[order]
+    slot = start[ordered] + jnp.arange(rows) - (jnp.cumsum(size) - size)[ordered]
+    row_of_slot = jnp.full(number * block, rows).at[slot].set(order, unique_indices=True)
+    slot_of_row = jnp.zeros(rows, slot.dtype).at[order].set(slot, unique_indices=True)
+    expert_of_block = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(number), side="right").clip(max=experts - 1)
+    return row_of_slot, slot_of_row, expert_of_block
+
+
+@jax.custom_vjp
+def _permute(x: Array, source: Array, target: Array) -> Array:
+    """x[source], zero where source is past the end; by `target`, its inverse, the gradient is a gather as well."""
+    return x.at[source].get(mode="fill", fill_value=0)
+
+
+def _permute_forward(x: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    return _permute(x, source, target), target
+
+
+def _permute_backward(target: Array, g: Array) -> tuple[Array, None, None]:
+    return g.at[target].get(mode="fill", fill_value=0), None, None
+
+
+_permute.defvjp(_permute_forward, _permute_backward)
+
+_FORMS = {"dense": _dense, "loop": _loop, "ragged": _ragged, "blocks": _blocks}

@@ -37,7 +37,7 @@ class KeyValues:
 
 
 def empty(config: QwenConfig, batch: int, slots: int, dtype: jnp.dtype) -> KeyValues:
-    """Zeros for `slots` tokens a row."""
+    """Zeros in `slots` slots a row."""
     zeros = lambda: jnp.zeros((batch, config.num_kv_heads, slots, config.head_dim), dtype)  # noqa: E731
     return KeyValues(zeros(), zeros())
 
@@ -45,7 +45,7 @@ def empty(config: QwenConfig, batch: int, slots: int, dtype: jnp.dtype) -> KeyVa
 def project(
     config: QwenConfig, leaves: Attention, x: Float[Array, "b n hidden"], position: Int[Array, "b n"], length: int
 ) -> tuple[Float[Array, "b n heads d"], KeyValues]:
-    """Queries, keys and values, normed and rotated; `length` is what the state holds (see `inverse_frequencies`)."""
+    """Queries, keys and values, normed and rotated; `length` is the state's room (see `inverse_frequencies`)."""
     (b, n, _), flat = x.shape, x.reshape(-1, x.shape[-1])
     inv_freq, factor = inverse_frequencies(config.rope, config.rotary_dim, config.max_position_embeddings, length)
     heads = lambda y: y.reshape(b, n, -1, config.head_dim)  # noqa: E731
@@ -77,28 +77,18 @@ def score(
     mask: Bool[Array, "b n m"],
     staged: KeyValues | None,
     start: Int[Array, ""] | int,
+    room: int,
     window: int | None = None,
 ) -> tuple[Float[Array, "b n hidden"], KeyValues]:
     """Nodes over the committed rows and their ancestors; returns outputs and staged rows.
 
-    With `staged`, the n nodes are rows start .. start + n - 1 of its m.
+    With `staged`, the n nodes are rows start .. start + n - 1 of its m. `room` is the slots that a whole text takes;
+    with a window, a cache of fewer is a ring (see `models.attention`).
     """
-    q, rows = project(config, leaves, x, position, cache.k.shape[-2])
+    q, rows = project(config, leaves, x, position, room)
     if staged is not None:
         put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
         rows = jax.tree.map(put, staged, rows)
-    scale = config.head_dim**-0.5
-    out = tree_attention(q, cache.k, cache.v, length, rows.k, rows.v, mask, scale, window=window)
+    options = {"window": window, "ring": window is not None and cache.k.shape[2] < room}
+    out = tree_attention(q, cache.k, cache.v, length, rows.k, rows.v, mask, config.head_dim**-0.5, **options)
     return combine(leaves, x, out), rows
-
-
-def attend_text(
-    config: QwenConfig, leaves: Attention, x: Float[Array, "b t hidden"], window: int | None = None
-) -> Float[Array, "b t hidden"]:
-    """Whole texts, without a state; differentiable."""
-    b, t, _ = x.shape
-    q, rows = project(config, leaves, x, jnp.broadcast_to(jnp.arange(t), (b, t)), t)
-    k, v = rows.k.swapaxes(1, 2), rows.v.swapaxes(1, 2)
-    near = None if window is None else (window - 1, 0)
-    out = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=near)
-    return combine(leaves, x, out)

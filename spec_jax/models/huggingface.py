@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
+from spec_jax.models import shards
 from spec_jax.models.checkpoint import DTYPES, Checkpoint, CheckpointError, LazyTensor, read_json, validate
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.qwen_config import MODEL_TYPES, WRAPPERS, QwenConfig
 from spec_jax.models.qwen_shapes import canonical_names
 from spec_jax.models.tokenizer import Tokenizer
-
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_STORED = ("F32", "F16", "BF16")
 
 
 def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoint:
@@ -40,9 +36,9 @@ def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoi
     except ValueError as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from error
     tensors = {
-        name: LazyTensor(tuple(shape), dtype, functools.partial(_read, path, name, dtype))
-        for path in _weight_files(directory)
-        for name, shape in _shapes(path).items()
+        name: LazyTensor(shape, dtype, functools.partial(_read, path, name, dtype))
+        for path in shards.weight_files(directory)
+        for name, shape in shards.shapes(path).items()
     }
     if isinstance(config, QwenConfig):
         if fields["model_type"] in WRAPPERS:
@@ -66,53 +62,8 @@ def _config(fields: Mapping[str, Any]) -> LlamaConfig | QwenConfig:
     return LlamaConfig.from_hf(fields)
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors files; a sharded model's must hold exactly the tensors that its index promises."""
-    if (directory / _SINGLE).is_file():
-        return [directory / _SINGLE]
-    if not (directory / _INDEX).is_file():
-        others = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(kind))
-        why = f"; {', '.join(others)} is pickle, which can run code: convert it to safetensors" if others else ""
-        raise CheckpointError(f"{directory}: no {_SINGLE} and no {_INDEX}{why}")
-    index = read_json(directory / _INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
-        raise CheckpointError(f"{directory / _INDEX}: weight_map is {type(index).__name__}; taken: names to file names")
-    files: dict[str, set[str]] = {}
-    for name, file in index.items():
-        files.setdefault(file, set()).add(name)
-    for file, names in files.items():
-        if Path(file).name != file or not re.fullmatch(r"[^\\\0]+\.safetensors", file):
-            raise CheckpointError(
-                f"{directory / _INDEX}: weight_map names {file!r}; taken: .safetensors files beside it"
-            )
-        if differing := names ^ _shapes(directory / file).keys():
-            raise CheckpointError(f"{directory / file}: {min(differing)} is in the index or the file, not in both")
-    return [directory / file for file in files]
-
-
-def _shapes(path: Path) -> Mapping[str, list[int]]:
-    shapes = {}
-    with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            entry = file.get_slice(name)
-            if (stored := entry.get_dtype()) not in _STORED:
-                raise CheckpointError(f"{path}: {name} is stored as {stored}; taken: {', '.join(_STORED)}")
-            shapes[name] = entry.get_shape()
-    return shapes
-
-
 def _read(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
-    with _opened(path) as file:
-        return file.get_tensor(name).astype(dtype, copy=False)
-
-
-def _opened(path: Path) -> Any:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
-    try:
-        return safe_open(str(path), framework="numpy")
-    except Exception as error:  # the library's own error, OSError, ...
-        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error
+    return shards.read(path, name).astype(dtype, copy=False)
 
 
 def _eos_token_ids(*paths: Path) -> tuple[int, ...]:

@@ -27,10 +27,20 @@ class Periods:
     rest: tuple[Any, ...] = ()
 
 
-def stack(layers: Sequence[Any], period: int) -> Periods:
-    """The trees of all layers as periods; layers that are `period` apart must have equal structures and shapes."""
+def stack(layers: Sequence[Any], period: int, consume: bool = False) -> Periods:
+    """The trees of all layers as periods; layers that are `period` apart must have equal structures and shapes.
+
+    consume: delete the arrays that were stacked, each as soon as it is, so that no second model has to fit in memory.
+    """
     whole = len(layers) // period * period
-    together = lambda j: jax.tree.map(lambda *x: jnp.stack(x), *layers[j:whole:period])  # noqa: E731
+
+    def one(*x: Array) -> Array:
+        out = jnp.stack(x)
+        for array in x if consume else ():
+            array.delete()
+        return out
+
+    together = lambda j: jax.tree.map(one, *layers[j:whole:period])  # noqa: E731
     return Periods(tuple(together(j) for j in range(period)) if whole else (), tuple(layers[whole:]))
 
 

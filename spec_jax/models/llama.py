@@ -19,7 +19,7 @@ from spec_jax import tree as trees
 from spec_jax.models import attention, layers
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.layers import Periods
-from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.linear import Dense, Embedding, Linear
 from spec_jax.models.norms import rms_norm
 from spec_jax.models.rope import inverse_frequencies, rotate
 from spec_jax.models.target import Output
@@ -48,7 +48,7 @@ class LlamaParams:
     The embedding is stored [hidden, vocab]; with a tied head it is the head as well, and `head` is None.
     """
 
-    embedding: Float[Array, "hidden vocab"]
+    embedding: Embedding
     layers: tuple[Layer, ...] | Periods
     norm: Float[Array, "hidden"]
     head: Linear | None = None
@@ -56,11 +56,15 @@ class LlamaParams:
 
 @flax.struct.dataclass
 class AttentionState:
-    """Committed keys and values: per layer a [B, kv, slots, head_dim] array, in the form of the parameters' layers."""
+    """Committed keys and values: per layer a [B, kv, slots, head_dim] array, in the form of the parameters' layers.
+
+    `room` is the slots that a whole text takes; a cache of fewer is a ring (see `models.attention`).
+    """
 
     k: Any
     v: Any
     length: Int[Array, "b"]
+    room: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -87,14 +91,15 @@ class Llama:
         return self.config.vocab_size
 
     def init_state(self, params: LlamaParams, batch: int, slots: int) -> AttentionState:
-        """An empty state of `batch` rows with `slots` key/value slots each.
+        """An empty state of `batch` rows, each with room for `slots` tokens.
 
-        A row of text length L needs L slots plus one per node of the widest commit.
+        A row of text length L needs L slots plus one per node of the widest commit. With a sliding window fewer are
+        kept, whatever the text's length (`attention.kept_slots`).
         """
         c, dtype = self.config, params.embedding.dtype
-        shape = (batch, c.num_kv_heads, slots, c.head_dim)
+        shape = (batch, c.num_kv_heads, attention.kept_slots(slots, c.sliding_window), c.head_dim)
         zeros = lambda: layers.each(lambda _: jnp.zeros(shape, dtype), params.layers)  # noqa: E731
-        return AttentionState(zeros(), zeros(), jnp.zeros(batch, jnp.int32))
+        return AttentionState(zeros(), zeros(), jnp.zeros(batch, jnp.int32), slots)
 
     def prefill(
         self, params: LlamaParams, state: AttentionState, tokens: Int[Array, "b p"], count: Int[Array, "b"]
@@ -132,9 +137,10 @@ class Llama:
         self, state: AttentionState, staged: StagedRows, path: Int[Array, "b m"], length: Int[Array, "b"]
     ) -> AttentionState:
         """Move the state forward by the first `length` nodes of `path`."""
-        write = lambda cache, rows: attention.commit_rows(cache, rows, path, state.length)  # noqa: E731
+        place = (path, state.length, length, state.room)
+        write = lambda cache, rows: attention.commit(cache, rows, *place)  # noqa: E731
         k, v = layers.each(write, state.k, staged.k), layers.each(write, state.v, staged.v)
-        return AttentionState(k, v, state.length + length)
+        return AttentionState(k, v, state.length + length, state.room)
 
     def materialize(self, state: AttentionState) -> AttentionState:
         """The state with nothing pending; an attention cache never has anything pending."""
@@ -173,8 +179,7 @@ class Llama:
         start: Int[Array, ""] | int = 0,
     ) -> tuple[Array, StagedRows, Array | None]:
         c, (b, n) = self.config, tokens.shape
-        slots = jax.tree.leaves(state.k)[0].shape[-2]
-        inv_freq, factor = inverse_frequencies(c.rope, c.head_dim, c.max_position_embeddings, length=slots)
+        inv_freq, factor = inverse_frequencies(c.rope, c.head_dim, c.max_position_embeddings, length=state.room)
         extend = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
 
         def layer(x, _, leaves: Layer, k_cache, v_cache, k_old, v_old):
@@ -185,8 +190,8 @@ class Llama:
             v = heads(leaves.v(flat)).swapaxes(1, 2)
             if mask.shape[2] != n:
                 k, v = extend(k_old, k), extend(v_old, v)
-            scale, window = c.head_dim**-0.5, c.sliding_window
-            out = tree_attention(q, k_cache, v_cache, state.length, k, v, mask, scale, window=window)
+            options = {"window": c.sliding_window, "ring": k_cache.shape[2] < state.room}
+            out = tree_attention(q, k_cache, v_cache, state.length, k, v, mask, c.head_dim**-0.5, **options)
             x = x + leaves.o(out.reshape(b * n, -1)).reshape(b, n, -1)
             flat = rms_norm(x, leaves.mlp_norm, c.rms_norm_eps).reshape(b * n, -1)
             return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), (k, v)
@@ -249,4 +254,4 @@ def stack_layers(params: LlamaParams) -> LlamaParams:
 def _map_rows(f: Callable, state: AttentionState, *others: AttentionState) -> AttentionState:
     """Apply f(leaf, *other leaves, row axis) to every array of the state."""
     k, v = (layers.map_rows(f, *(getattr(s, name) for s in (state, *others))) for name in ("k", "v"))
-    return AttentionState(k, v, f(state.length, *(o.length for o in others), 0))
+    return AttentionState(k, v, f(state.length, *(o.length for o in others), 0), state.room)

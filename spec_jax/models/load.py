@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from spec_jax.models import llama, qwen_tensors
+from spec_jax.models import layers, llama, qwen_tensors
 from spec_jax.models.checkpoint import CheckpointError
 from spec_jax.models.gguf import load_gguf
 from spec_jax.models.huggingface import load_huggingface
@@ -32,13 +33,17 @@ class LoadedTarget:
     max_position_embeddings: int
 
 
-def load_target(path: str | Path, dtype: Any = jnp.float32) -> LoadedTarget:
+def load_target(path: str | Path, dtype: Any = jnp.float32, stacked: bool | None = None) -> LoadedTarget:
     """Load a model: "smollm2", "small_hybrid", a .gguf file (Llama family), or a directory with config and safetensors.
 
     The small hybrid is a Qwen3-Next of a few million parameters, trained on Python's standard library; its card stands
     beside its weights in spec_jax/models/small_hybrid.
 
     A directory's family is its config's model_type: llama, mistral, or one of `qwen_config.MODEL_TYPES`.
+
+    stacked: layers of a kind in one array each and scanned, so that compile time does not grow with depth, or one after
+    another in a tuple, which views (`models.views`) need. None: stacked on every backend but CPU, where a scan copies
+    each layer's weights before use.
 
     Raises:
         CheckpointError: for a path that is neither, or a checkpoint that is damaged or of another family.
@@ -57,5 +62,9 @@ def load_target(path: str | Path, dtype: Any = jnp.float32) -> LoadedTarget:
         target, params = Qwen(config), qwen_tensors.from_tensors(config, checkpoint.tensors, dtype)
     else:
         target, params = Llama(config), llama.from_tensors(config, checkpoint.tensors, dtype)
+    if jax.default_backend() != "cpu" if stacked is None else stacked:
+        assert isinstance(params.layers, tuple)
+        period = config.period if isinstance(config, QwenConfig) else 1
+        params = dataclasses.replace(params, layers=layers.stack(params.layers, period, consume=True))
     tokenizer, eos = checkpoint.tokenizer, checkpoint.eos_token_ids
     return LoadedTarget(target, params, tokenizer, eos, config.max_position_embeddings)

@@ -16,13 +16,14 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from spec_jax import tree as trees
-from spec_jax.models import gated_attention
+from spec_jax.models import attention, gated_attention
 from spec_jax.models.experts import Form
-from spec_jax.models.gated_attention import KeyValues
+from spec_jax.models.gated_attention import Attention, KeyValues
 from spec_jax.models.norms import rms_norm
 from spec_jax.models.qwen import Mtp, Nodes, QwenParams, head, score_layer
 from spec_jax.models.qwen_config import ATTENTION, QwenConfig
-from spec_jax.models.qwen_text import text_layer
+from spec_jax.models.qwen_text import second_half
+from spec_jax.models.text_attention import attend_text
 from spec_jax.tree import Tree
 
 
@@ -30,11 +31,12 @@ from spec_jax.tree import Tree
 class MtpState:
     """Keys and values of the committed pairs, and how many there were.
 
-    With fewer slots than pairs the rest is a ring (see `commit`), whose slots are in no order; all of them are seen.
+    With fewer slots than the `room` that a whole text takes they are a ring (see `commit`); all its slots are seen.
     """
 
     rows: KeyValues
     length: Int[Array, "b"]
+    room: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -45,10 +47,11 @@ class MtpOutput:
     context: Float[Array, "b n hidden"]
 
 
-def init_state(config: QwenConfig, params: QwenParams, batch: int, slots: int) -> MtpState:
-    """No pairs, room for `slots`."""
+def init_state(config: QwenConfig, params: QwenParams, batch: int, room: int, slots: int | None = None) -> MtpState:
+    """No pairs, with room for `room` of them, or for a ring of `slots`."""
+    slots = room if slots is None else min(room, slots)
     rows = gated_attention.empty(config, batch, slots, params.embedding.dtype)
-    return MtpState(rows, jnp.zeros(batch, jnp.int32))
+    return MtpState(rows, jnp.zeros(batch, jnp.int32), room)
 
 
 def score(
@@ -70,7 +73,7 @@ def score(
     reach = jax.vmap(trees.ancestors)(tree.parent)
     position = state.length[:, None] + reach.sum(-1, dtype=jnp.int32) - 1
     held = jnp.minimum(state.length, state.rows.k.shape[-2])
-    place = Nodes(rows(position), rows(reach), None, held, start)
+    place = Nodes(rows(position), rows(reach), None, held, start, state.room)
     own = _head(params)
     x = _pairs(config, params, context, rows(tree.tokens))
     x, (new, _) = score_layer(_one_layer(config), x, 0, own.layer, state.rows, staged, place)
@@ -85,15 +88,9 @@ def commit(
     A state with fewer slots than pairs keeps the first `sinks` of them, and in the other slots the last ones
     (Windowed-MTP). Keys are rotated for their own positions, so the order of slots does not matter.
     """
-    slots, offset = state.rows.k.shape[-2], jnp.arange(path.shape[1])
-    at, ring = state.length[:, None] + offset, slots - sinks
-    end = (state.length + length)[:, None]
-    kept = (offset < length[:, None]) & ((at < sinks) | (at >= end - ring))
-    slot = jnp.where(at < slots, at, sinks + (at - sinks) % max(ring, 1))
-    slot = jnp.where(kept, slot, slots)
-    one = lambda to, x, path, slot: to.at[:, slot].set(x[:, path].astype(to.dtype), mode="drop")  # noqa: E731
-    write = lambda to, x: jax.vmap(one)(to, x, path, slot)  # noqa: E731
-    return MtpState(KeyValues(write(state.rows.k, staged.k), write(state.rows.v, staged.v)), state.length + length)
+    write = lambda to, x: attention.commit_ring(to, x, path, state.length, length, sinks)  # noqa: E731
+    rows = KeyValues(write(state.rows.k, staged.k), write(state.rows.v, staged.v))
+    return MtpState(rows, state.length + length, state.room)
 
 
 def insert(state: MtpState, rows: Int[Array, "r"], other: MtpState) -> MtpState:
@@ -111,14 +108,47 @@ def forward_text(
     params: QwenParams,
     context: Float[Array, "b t hidden"],
     tokens: Int[Array, "b t"],
-    form: Form = "dense",
+    form: Form | None = None,
 ) -> tuple[MtpOutput, Float[Array, ""]]:
     """All pairs of whole texts, differentiable: tokens[:, t] is the one that follows context[:, t].
 
     Returns the output and the load-balancing loss (0 without experts).
     """
-    x, balance = text_layer(_one_layer(config), _pairs(config, params, context, tokens), 0, _head(params).layer, form)
-    return _output(config, params, x), jnp.zeros(()) if balance is None else balance
+    (output,), balance = forward_steps(config, params, context, tokens, 1, form)
+    return output, balance
+
+
+def forward_steps(
+    config: QwenConfig,
+    params: QwenParams,
+    context: Float[Array, "b t hidden"],
+    tokens: Int[Array, "b more"],
+    steps: int,
+    form: Form | None = None,
+) -> tuple[list[MtpOutput], Float[Array, ""]]:
+    """The head `steps` times over whole texts, differentiable, as it drafts with true tokens (arXiv 2509.18362).
+
+    tokens: t + steps - 1 of them, tokens[:, t] the one that follows context[:, t]. Step s pairs token t + s - 1 with
+    the output of the step before (the context for the first); it sees the pairs of step 1 up to t, and at t the
+    later steps' and its own. Returns each step's output, whose logits at t are those of token t + s, and the mean
+    load-balancing loss (0 without experts).
+
+    Raises ValueError for tokens of another length.
+    """
+    t = context.shape[1]
+    if steps < 1 or tokens.shape[1] != t + steps - 1:
+        raise ValueError(f"tokens: got {tokens.shape[1]}, takes {t} + steps - 1 with steps, here {steps}, from 1")
+    own, outputs, losses, passes = _head(params).layer, [], [], []
+    assert isinstance(own.mixer, Attention)
+    for s in range(steps):
+        x = _pairs(config, params, context, tokens[:, s : s + t])
+        y, rows = attend_text(config, own.mixer, rms_norm(x, own.mixer_norm, config.rms_norm_eps), passes=passes)
+        x, loss = second_half(config, own, x + y, form)
+        passes.append(rows)
+        outputs.append(_output(config, params, x))
+        losses += [] if loss is None else [loss]
+        context = outputs[-1].context
+    return outputs, jnp.stack(losses).mean() if losses else jnp.zeros(())
 
 
 def _head(params: QwenParams) -> Mtp:

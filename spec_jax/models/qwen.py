@@ -17,7 +17,7 @@ from spec_jax.models.delta_mixer import Delta, DeltaState, StagedDelta
 from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention, KeyValues
 from spec_jax.models.layers import Periods
-from spec_jax.models.linear import Linear
+from spec_jax.models.linear import Embedding, Linear
 from spec_jax.models.norms import rms_norm
 from spec_jax.models.qwen_config import DELTA, WINDOW, QwenConfig
 from spec_jax.models.target import Output
@@ -52,7 +52,7 @@ class QwenParams:
     The embedding is stored [hidden, vocab]; with a tied head it is the head as well, and `head` is None.
     """
 
-    embedding: Float[Array, "hidden vocab"]
+    embedding: Embedding
     layers: tuple[Layer, ...] | Periods
     norm: Float[Array, "hidden"]
     head: Linear | None = None
@@ -61,10 +61,14 @@ class QwenParams:
 
 @flax.struct.dataclass
 class QwenState:
-    """Each layer's KeyValues or DeltaState, in the form of the parameters' layers, and the row lengths."""
+    """Each layer's KeyValues or DeltaState, in the form of the parameters' layers, and the row lengths.
+
+    `room` is the slots that a whole text takes; KeyValues of fewer are a ring (see `models.attention`).
+    """
 
     layers: Any
     length: Int[Array, "b"]
+    room: int = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -76,13 +80,17 @@ class QwenStaged:
 
 @flax.struct.dataclass
 class Nodes:
-    """Where n nodes stand, and what they see of a tree of m: ancestors, and inputs of a short convolution."""
+    """Where n nodes stand, and what they see of a tree of m: ancestors, and inputs of a short convolution.
+
+    length counts the committed rows that they see, and room those that a whole text takes.
+    """
 
     position: Int[Array, "b n"]
     mask: Bool[Array, "b n m"]
     window: Int[Array, "b n width"] | None
     length: Int[Array, "b"]
     start: Int[Array, ""] | int
+    room: int = flax.struct.field(pytree_node=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,18 +113,20 @@ class Qwen:
         return self.config.vocab_size
 
     def init_state(self, params: QwenParams, batch: int, slots: int) -> QwenState:
-        """An empty state of `batch` rows with `slots` key/value slots each.
+        """An empty state of `batch` rows, each with room for `slots` tokens.
 
-        A row of text length L needs L slots plus one per node of the widest commit.
+        A row of text length L needs L slots plus one per node of the widest commit. Layers with a sliding window keep
+        fewer, whatever the text's length (`attention.kept_slots`).
         """
         c, dtype = self.config, params.embedding.dtype
 
-        def empty(layer: Layer) -> KeyValues | DeltaState:
-            if isinstance(layer.mixer, Delta):
-                return delta_mixer.empty(c, batch, self.pending_rows, dtype)
-            return gated_attention.empty(c, batch, slots, dtype)
+        def layer(x: Array, index: int, leaves: Layer) -> tuple[Array, KeyValues | DeltaState]:
+            if isinstance(leaves.mixer, Delta):
+                return x, delta_mixer.empty(c, batch, self.pending_rows, dtype)
+            return x, gated_attention.empty(c, batch, attention.kept_slots(slots, _window(c, index)), dtype)
 
-        return QwenState(layers.each(empty, params.layers), jnp.zeros(batch, jnp.int32))
+        _, empty = layers.run(layer, jnp.zeros(()), params.layers)
+        return QwenState(empty, jnp.zeros(batch, jnp.int32), slots)
 
     def prefill(
         self, params: QwenParams, state: QwenState, tokens: Int[Array, "b p"], count: Int[Array, "b"]
@@ -125,7 +135,7 @@ class Qwen:
         c, (b, p) = self.config, tokens.shape
         offset = jnp.broadcast_to(jnp.arange(p), (b, p))
         mask = jnp.broadcast_to(jnp.arange(p) <= jnp.arange(p)[:, None], (b, p, p))
-        nodes = Nodes(state.length[:, None] + offset, mask, None, state.length, 0)
+        nodes = Nodes(state.length[:, None] + offset, mask, None, state.length, 0, state.room)
 
         def layer(x: Array, index: int, leaves: Layer, own: Any) -> tuple[Array, Any]:
             h = rms_norm(x, leaves.mixer_norm, c.rms_norm_eps)
@@ -133,13 +143,13 @@ class Qwen:
                 y, out = delta_mixer.read_text(c, leaves.mixer, h, own, count)
             else:
                 y, out = _attend(c, leaves.mixer, h, own, nodes, None, index)
-            return feed_forward(c, leaves, x + y), out
+            return feed_forward(c, leaves, x + y)[0], out
 
         def keep(old: Any, new: Any) -> Any:
-            return _written(old, new, offset, state.length) if isinstance(old, KeyValues) else new
+            return _written(state, old, new, offset, count) if isinstance(old, KeyValues) else new
 
         hidden, new = layers.run(layer, self.embed(params, tokens), params.layers, self._full(state).layers)
-        return self._features(hidden), QwenState(layers.each(keep, state.layers, new), state.length + count)
+        return self._features(hidden), _moved(state, layers.each(keep, state.layers, new), count)
 
     def score(
         self,
@@ -164,7 +174,7 @@ class Qwen:
         window = None
         if DELTA in c.layer_types:
             window = rows(jax.vmap(lambda p: delta_conv.windows(p, c.linear_conv_kernel_dim or 1))(tree.parent))
-        place = Nodes(rows(position), rows(reach), window, state.length, start)
+        place = Nodes(rows(position), rows(reach), window, state.length, start, state.room)
         old = layers.zipped(lambda _: None, state.layers) if staged is None else staged.layers
         step = lambda x, index, leaves, own, old: score_layer(c, x, index, leaves, own, old, place)  # noqa: E731
         hidden, outs = layers.run(step, self.embed(params, rows(tree.tokens)), params.layers, state.layers, old)
@@ -174,7 +184,7 @@ class Qwen:
                 return own
             return DeltaState(out[1], own.conv, None)
 
-        new = QwenState(layers.zipped(settled, state.layers, outs), state.length)
+        new = dataclasses.replace(state, layers=layers.zipped(settled, state.layers, outs))
         output = Output(self.logits(params, hidden[-1]), self._features(hidden))
         return output, QwenStaged(layers.zipped(lambda out: out[0], outs)), new
 
@@ -190,16 +200,16 @@ class Qwen:
 
         def move(own: Any, rows: Any) -> Any:
             if isinstance(own, KeyValues):
-                return _written(own, rows, path, state.length)
+                return _written(state, own, rows, path, length)
             return delta_mixer.commit(self.config, own, rows, path, length, self.pending_rows)
 
-        return QwenState(layers.each(move, state.layers, staged.layers), state.length + length)
+        return _moved(state, layers.each(move, state.layers, staged.layers), length)
 
     def materialize(self, state: QwenState) -> QwenState:
         """The state with everything in its recurrent part, and empty pending rows."""
         fold = lambda s: delta_mixer.folded(s) if isinstance(s, DeltaState) else s  # noqa: E731
-        folded = QwenState(layers.each(fold, state.layers), state.length) if _pending(state) else state
-        return self._full(folded)
+        pending = _pending(state)
+        return self._full(dataclasses.replace(state, layers=layers.each(fold, state.layers)) if pending else state)
 
     def take(self, state: QwenState, rows: Int[Array, "r"]) -> QwenState:
         """Copies of the given rows."""
@@ -221,7 +231,8 @@ class Qwen:
         delta = layers.zipped(lambda s: s if isinstance(s, DeltaState) else None, full.layers)
         cleared = layers.map_rows(clear, delta)
         keep = lambda s, new: new if isinstance(s, DeltaState) else s  # noqa: E731
-        return QwenState(layers.zipped(keep, full.layers, cleared), full.length.at[rows].set(0, mode="drop"))
+        length = full.length.at[rows].set(0, mode="drop")
+        return QwenState(layers.zipped(keep, full.layers, cleared), length, full.room)
 
     def widen(self, staged: QwenStaged, n: int) -> QwenStaged:
         """Staged rows with room for n nodes, zeros in the new ones."""
@@ -255,7 +266,7 @@ class Qwen:
             nothing = delta_mixer.nothing(self.config, batch, self.pending_rows, own.conv.dtype)
             return DeltaState(own.recurrent, own.conv, nothing)
 
-        return QwenState(layers.each(full, state.layers), state.length)
+        return dataclasses.replace(state, layers=layers.each(full, state.layers))
 
 
 def head(params: QwenParams, normed: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
@@ -278,18 +289,18 @@ def score_layer(
         )
     else:
         (y, staged), folded = _attend(config, leaves.mixer, h, state, nodes, old, index), None
-    return feed_forward(config, leaves, x + y), (staged, folded)
+    return feed_forward(config, leaves, x + y)[0], (staged, folded)
 
 
 def feed_forward(
     config: QwenConfig, leaves: Layer, x: Float[Array, "b n hidden"], form: experts.Form | None = None
-) -> Float[Array, "b n hidden"]:
-    """The layer's second half: x plus its MLP or experts."""
+) -> tuple[Float[Array, "b n hidden"], experts.Routing | None]:
+    """The layer's second half: x plus its MLP or experts, and which experts (None: an MLP). form: see `experts.mix`."""
     flat = rms_norm(x, leaves.mlp_norm, config.rms_norm_eps).reshape(-1, x.shape[-1])
     if isinstance(leaves.mlp, Mlp):
-        return x + leaves.mlp(flat).reshape(x.shape)
+        return x + leaves.mlp(flat).reshape(x.shape), None
     routing = experts.route(leaves.mlp, flat, config.num_experts_per_tok or 1, config.norm_topk_prob)
-    return x + experts.mix(leaves.mlp, flat, routing, form).reshape(x.shape)
+    return x + experts.mix(leaves.mlp, flat, routing, form).reshape(x.shape), routing
 
 
 def stack_layers(config: QwenConfig, params: QwenParams) -> QwenParams:
@@ -306,14 +317,21 @@ def stack_layers(config: QwenConfig, params: QwenParams) -> QwenParams:
 def _attend(
     config: QwenConfig, leaves: Attention, h: Array, cache: KeyValues, nodes: Nodes, old: KeyValues | None, index: int
 ) -> tuple[Array, KeyValues]:
-    window = config.sliding_window if config.layer_types[index] == WINDOW else None
-    place = (nodes.length, nodes.position, nodes.mask)
-    return gated_attention.score(config, leaves, h, cache, *place, old, nodes.start, window)
+    place, window = (nodes.length, nodes.position, nodes.mask), _window(config, index)
+    return gated_attention.score(config, leaves, h, cache, *place, old, nodes.start, nodes.room, window)
 
 
-def _written(cache: KeyValues, rows: KeyValues, path: Array, length: Array) -> KeyValues:
-    write = lambda to, x: attention.commit_rows(to, x, path, length)  # noqa: E731
+def _window(config: QwenConfig, index: int) -> int | None:
+    return config.sliding_window if config.layer_types[index] == WINDOW else None
+
+
+def _written(state: QwenState, cache: KeyValues, rows: KeyValues, path: Array, count: Array) -> KeyValues:
+    write = lambda to, x: attention.commit(to, x, path, state.length, count, state.room)  # noqa: E731
     return KeyValues(write(cache.k, rows.k), write(cache.v, rows.v))
+
+
+def _moved(state: QwenState, new: Any, count: Array) -> QwenState:
+    return QwenState(new, state.length + count, state.room)
 
 
 def _pending(state: QwenState) -> bool:
@@ -325,4 +343,4 @@ def _pending(state: QwenState) -> bool:
 def _map_rows(f: Any, state: QwenState, *others: QwenState) -> QwenState:
     """Apply f(leaf, *other leaves, row axis) to every array of the state."""
     rows = layers.map_rows(f, *(s.layers for s in (state, *others)))
-    return QwenState(rows, f(state.length, *(o.length for o in others), 0))
+    return QwenState(rows, f(state.length, *(o.length for o in others), 0), state.room)

@@ -138,8 +138,11 @@ class _Reader:
         return Mlp(*(self.dense(f"{at}.{name}_proj") for name in ("gate", "up", "down")))
 
 
-def to_tensors(config: QwenConfig, params: QwenParams) -> dict[str, np.ndarray]:
-    """The parameters under Hugging Face's names: Qwen3-Next's layout of projections, fused experts.
+def to_tensors(config: QwenConfig, params: QwenParams, fused: bool = True) -> dict[str, np.ndarray]:
+    """The parameters under Hugging Face's names, in Qwen3-Next's layout of projections.
+
+    fused: a layer's experts as one tensor per map, which is how transformers holds them, or as tensors of each expert,
+    which is how published files do.
 
     Raises ValueError for linear leaves that are not dense.
     """
@@ -196,8 +199,14 @@ def to_tensors(config: QwenConfig, params: QwenParams) -> dict[str, np.ndarray]:
             return
         e = leaves.mlp
         put(f"{at}.mlp.gate.weight", np.asarray(e.router).T)
-        put(f"{at}.mlp.experts.gate_up_proj", np.asarray(e.gate_up).swapaxes(1, 2))
-        put(f"{at}.mlp.experts.down_proj", np.asarray(e.down).swapaxes(1, 2))
+        gate_up, down = (np.asarray(x).swapaxes(1, 2) for x in (e.gate_up, e.down))
+        if fused:
+            put(f"{at}.mlp.experts.gate_up_proj", gate_up)
+            put(f"{at}.mlp.experts.down_proj", down)
+        else:
+            for i, maps in enumerate(zip(*np.split(gate_up, 2, axis=1), down, strict=True)):
+                for name, x in zip(("gate", "up", "down"), maps, strict=True):
+                    put(f"{at}.mlp.experts.{i}.{name}_proj.weight", x)
         if e.shared is not None and e.shared_gate is not None:
             mlp(f"{at}.mlp.shared_expert", e.shared)
             put(f"{at}.mlp.shared_expert_gate.weight", np.asarray(e.shared_gate).T)

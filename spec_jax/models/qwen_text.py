@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.struct
@@ -10,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models import delta_mixer, experts, gated_attention, layers
+from spec_jax.models import delta_mixer, experts, layers
 from spec_jax.models.delta_mixer import Delta
-from spec_jax.models.experts import Experts
 from spec_jax.models.norms import rms_norm
-from spec_jax.models.qwen import Layer, QwenParams, head
+from spec_jax.models.qwen import Layer, QwenParams, feed_forward, head
 from spec_jax.models.qwen_config import WINDOW, QwenConfig
 from spec_jax.models.qwen_shapes import required_tensors
 from spec_jax.models.qwen_tensors import from_tensors
+from spec_jax.models.text_attention import attend_text
 
 
 @flax.struct.dataclass
@@ -34,12 +35,12 @@ def forward_text(
     params: QwenParams,
     tokens: Int[Array, "b t"],
     remat: bool = False,
-    form: experts.Form = "dense",
+    form: experts.Form | None = None,
 ) -> TextOutput:
     """All of [B, T] texts at once, without a state. `remat` keeps no layer's insides for the backward pass.
 
     Rows that end early are padded behind their text, which no earlier position sees; their losses are the caller's to
-    mask. form: see `experts.mix`.
+    mask. form: see `experts.mix`; None: `experts.text_form()`.
     """
     x = params.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
 
@@ -54,21 +55,25 @@ def forward_text(
 
 
 def text_layer(
-    config: QwenConfig, x: Float[Array, "b t hidden"], index: int, leaves: Layer, form: experts.Form = "dense"
+    config: QwenConfig, x: Float[Array, "b t hidden"], index: int, leaves: Layer, form: experts.Form | None = None
 ) -> tuple[Float[Array, "b t hidden"], Array | None]:
     """One layer over whole texts; returns outputs and the load-balancing loss (None without experts)."""
     h = rms_norm(x, leaves.mixer_norm, config.rms_norm_eps)
     if isinstance(leaves.mixer, Delta):
         empty = dataclasses.replace(delta_mixer.empty(config, x.shape[0], 0, x.dtype), pending=None)
-        x = x + delta_mixer.read_text(config, leaves.mixer, h, empty, differentiable=True)[0]
+        y = delta_mixer.read_text(config, leaves.mixer, h, empty, differentiable=True)[0]
     else:
         window = config.sliding_window if config.layer_types[index] == WINDOW else None
-        x = x + gated_attention.attend_text(config, leaves.mixer, h, window)
-    flat = rms_norm(x, leaves.mlp_norm, config.rms_norm_eps).reshape(-1, x.shape[-1])
-    if not isinstance(leaves.mlp, Experts):
-        return x + leaves.mlp(flat).reshape(x.shape), None
-    routing = experts.route(leaves.mlp, flat, config.num_experts_per_tok or 1, config.norm_topk_prob)
-    return x + experts.mix(leaves.mlp, flat, routing, form).reshape(x.shape), experts.balance(routing)
+        y = attend_text(config, leaves.mixer, h, window)[0]
+    return second_half(config, leaves, x + y, form)
+
+
+def second_half(
+    config: QwenConfig, leaves: Layer, x: Float[Array, "b t hidden"], form: experts.Form | None = None
+) -> tuple[Float[Array, "b t hidden"], Array | None]:
+    """A layer's MLP or experts over whole texts, and the load-balancing loss (None without experts)."""
+    x, routing = feed_forward(config, leaves, x, form or experts.text_form())
+    return x, None if routing is None else experts.balance(routing)
 
 
 def final_norm(config: QwenConfig, params: QwenParams, hidden: Float[Array, "b n hidden"]) -> Array:
@@ -76,25 +81,49 @@ def final_norm(config: QwenConfig, params: QwenParams, hidden: Float[Array, "b n
     return rms_norm(hidden, params.norm, config.rms_norm_eps)
 
 
-def init_params(config: QwenConfig, key: Array, dtype: Any = jnp.float32, scale: float = 0.02) -> QwenParams:
-    """Random parameters: maps normal with standard deviation `scale`, norms one, gates over their whole range.
+def init_params(
+    config: QwenConfig,
+    key: Array,
+    dtype: Any = jnp.float32,
+    scale: float | None = 0.02,
+    memory: tuple[float, float] | None = None,
+) -> QwenParams:
+    """Random parameters; config.mtp adds an MTP head.
 
-    The gates are those of transformers: A uniform in (0.01, 16), dt_bias one. config.mtp adds an MTP head.
+    scale: the maps' standard deviation. None: one over the root of their inputs, and of those that write to the
+    hidden state over that of twice the layers too, which keeps its size alike at any depth.
+
+    memory: the shortest and the longest time constant of the gates at rest, in tokens, before a factor A in (1, 16)
+    that shortens it: dt_bias is log-uniform between, as Mamba's. None: the gates of transformers, A uniform in
+    (0.01, 16) and dt_bias one, most of which forget at once.
     """
     shapes = required_tensors(config)
+    writes = ("o_proj", "out_proj", "down_proj")
 
     def draw(index: int, name: str, shape: tuple[int, ...]) -> Array:
-        own, kind = jax.random.fold_in(key, index), name.rsplit(".", 2)[-2:]
-        if kind[-1] == "A_log":
-            return jnp.log(jax.random.uniform(own, shape, minval=0.01, maxval=16.0))
-        if kind[-1] == "dt_bias":
-            return jnp.ones(shape)
-        if "norm" in kind[0]:
+        own, (at, kind) = jax.random.fold_in(key, index), name.rsplit(".", 2)[-2:]
+        if kind == "A_log":
+            return jnp.log(jax.random.uniform(own, shape, minval=1.0 if memory else 0.01, maxval=16.0))
+        if kind == "dt_bias":
+            return jnp.ones(shape) if memory is None else _rest(own, shape, memory)
+        if "norm" in at:
             return jnp.zeros(shape) if config.offset_norms and "linear_attn" not in name else jnp.ones(shape)
-        if kind[0] == "conv1d":
+        if kind == "bias":
+            return jnp.zeros(shape)
+        if at == "conv1d" and scale is not None:
             bound = shape[-1] ** -0.5
             return jax.random.uniform(own, shape, minval=-bound, maxval=bound)
-        return jnp.zeros(shape) if kind[-1] == "bias" else scale * jax.random.normal(own, shape)
+        size = shape[-1] ** -0.5 if scale is None else scale
+        if scale is None and (at in writes or kind in writes):
+            size *= (2 * config.num_layers) ** -0.5
+        return size * jax.random.normal(own, shape)
 
     tensors = {name: draw(i, name, shape) for i, (name, shape) in enumerate(shapes.items())}
     return from_tensors(config, tensors, dtype)
+
+
+def _rest(key: Array, shape: tuple[int, ...], memory: tuple[float, float]) -> Array:
+    """dt_bias whose softplus is one over a time constant that is log-uniform in `memory`."""
+    low, high = (-math.log(x) for x in memory[::-1])
+    step = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
+    return step + jnp.log(-jnp.expm1(-step))

@@ -13,13 +13,14 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from spec_jax import tree as trees
+from spec_jax.models.attention import held, kept_slots
 from spec_jax.models.target import Output
 from spec_jax.tree import Tree
 
 
 @flax.struct.dataclass
 class SlotState:
-    """One number per text slot, and the row lengths."""
+    """One number per slot, and the row lengths; with a window the slots are a ring (see `models.attention`)."""
 
     slots: Int[Array, "b s"]
     length: Int[Array, "b"]
@@ -30,7 +31,7 @@ class _SlotTarget:
 
     def init_state(self, params: Any, batch: int, slots: int) -> SlotState:
         """Empty rows; unused slots hold a poison value."""
-        return SlotState(jnp.full((batch, slots), POISON), jnp.zeros(batch, jnp.int32))
+        return SlotState(jnp.full((batch, slots), POISON, jnp.int32), jnp.zeros(batch, jnp.int32))
 
     def entry(self, token: Array, position: Array) -> Array:
         """What a token leaves in its slot."""
@@ -46,7 +47,9 @@ class _SlotTarget:
         """Write the staged entries along each path, and nothing past its accepted part."""
         rows = jnp.take_along_axis(staged, path, axis=1)
         offset = jnp.arange(path.shape[1])
-        slot = jnp.where(offset < length[:, None], state.length[:, None] + offset, state.slots.shape[1])
+        size, at = state.slots.shape[1], state.length[:, None] + offset
+        kept = (offset < length[:, None]) & (at >= (state.length + length)[:, None] - size)
+        slot = jnp.where(kept, at % size, size)
         slots = jax.vmap(lambda s, at, r: s.at[at].set(r, mode="drop"))(state.slots, slot, rows)
         return SlotState(slots, state.length + length)
 
@@ -117,11 +120,15 @@ class AuditTarget(_SlotTarget):
 
     Any wrong token, position or visibility changes h, which is returned as the feature of every node. Texts stay under
     96 tokens, where 5^position is still one to one. Parameters are the table [97, V]. With a window, a node sees the
-    last `window` positions up to its own.
+    last `window` positions up to its own, and no more slots are kept than that takes.
     """
 
     vocab_size: int
     window: int | None = None
+
+    def init_state(self, params: Any, batch: int, slots: int) -> SlotState:
+        """Empty rows; see `attention.kept_slots`."""
+        return super().init_state(params, batch, kept_slots(slots, self.window))
 
     def entry(self, token: Array, position: Array) -> Array:
         """The term of one token at one position."""
@@ -138,8 +145,9 @@ class AuditTarget(_SlotTarget):
         reach = jax.vmap(trees.ancestors)(tree.parent)
         position = state.length[:, None] + reach.sum(-1) - 1
         terms = self.entry(tree.tokens, position)
-        own, slot = position[:, :, None], jnp.arange(state.slots.shape[1])
-        inside = (slot < state.length[:, None, None]) & self.near(slot, own)
+        own, size = position[:, :, None], state.slots.shape[1]
+        behind = held(jnp.arange(size), state.length[:, None, None], size)
+        inside = (behind >= 0) & self.near(behind, own)
         prefix = jnp.where(inside, state.slots[:, None], 0).sum(-1)
         h = (prefix + jnp.where(reach & self.near(position[:, None], own), terms[:, None], 0).sum(-1)) % 97
         start, n = (0, h.shape[1]) if nodes is None else nodes

@@ -53,7 +53,7 @@ class RecurrenceTarget:
     def init_state(self, params: Array, batch: int, slots: int) -> RecurrenceState:
         """Rows without text."""
         zeros = jnp.zeros(batch, jnp.int32)
-        return RecurrenceState(zeros, jnp.full((batch, _WIDTH), -1), zeros, self._none(batch))
+        return RecurrenceState(zeros, jnp.full((batch, _WIDTH), -1, jnp.int32), zeros, self._none(batch))
 
     def prefill(
         self, params: Array, state: RecurrenceState, tokens: Int[Array, "b p"], count: Int[Array, "b"]

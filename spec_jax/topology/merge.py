@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax import tree as trees
 from spec_jax.topology.compact import log_chance, without_root
-from spec_jax.topology.pool import Pool, best
+from spec_jax.topology.pool import Pool, best, order
 from spec_jax.tree import Draft
 
 
@@ -33,6 +33,11 @@ def merge(first: Draft, second: Draft, nodes: int, keep_first: bool = False) -> 
     Raises:
         ValueError: if keep_first is asked for and `nodes` cannot hold `first`.
     """
+    return merge_traced(first, second, nodes, keep_first)[0]
+
+
+def merge_traced(first: Draft, second: Draft, nodes: int, keep_first: bool = False) -> tuple[Draft, Int[Array, "n"]]:
+    """`merge`, and each node's index in `first`, -1 for nodes that only `second` has (and unused ones)."""
     pool = _union([first, second])
     own = first.tree.tokens.shape[0] - 1
     if keep_first:
@@ -42,7 +47,9 @@ def merge(first: Draft, second: Draft, nodes: int, keep_first: bool = False) -> 
         score = jnp.where(ours, jnp.inf, pool.log_chance)
         rank = jnp.argsort(jnp.argsort(jnp.where(pool.log_chance > -jnp.inf, -score, jnp.inf), stable=True))
         pool = dataclasses.replace(pool, log_chance=jnp.where(rank < nodes - 1, pool.log_chance, -jnp.inf))
-    return best(pool, first.tree.tokens[0], nodes)
+    index = order(pool, nodes)
+    origin = jnp.where((index >= 0) & (index < own), index + 1, -1).at[0].set(0)
+    return best(pool, first.tree.tokens[0], nodes), origin.astype(jnp.int32)
 
 
 def graft(draft: Draft, retrieved: Draft, keep: int, nodes: int, max_depth: int | None = None) -> Draft:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import flax.struct
@@ -11,14 +12,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from spec_jax.drafters.block import native
 from spec_jax.drafters.block.config import BlockConfig
-from spec_jax.drafters.block.ends import ends_of
+from spec_jax.drafters.block.drafter import BlockDrafter
+from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.expander import teacher_logits
 from spec_jax.drafters.block.heads.head import Head, Plain
 from spec_jax.drafters.block.heads.markov import Markov, MarkovParams
 from spec_jax.drafters.block.network import BlockParams, Network, init_network
 from spec_jax.drafters.block.text import text_blocks
-from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.linear import Linear
+from spec_jax.topology.growth import Growth
 from spec_jax.train.slots import Said
 from spec_jax.train.task import Asked
 
@@ -69,16 +73,31 @@ class BlockForward:
             confidence = None if own is None else own.reshape(before.shape)
         return Said(logits, found.base, confidence)
 
+    def as_drafter(self, trained: Trained, target_params: Any, shared: Any = None) -> BlockParams:
+        """The parameters as the drafter takes them."""
+        return drafter_params(trained, target_params, shared)
+
+    def drafter(self, shape: Growth) -> BlockDrafter:
+        """The drafter with drafts of a shape."""
+        return BlockDrafter(self.config, shape, self.head)
+
+    def tapped(self, target: Any) -> Any:
+        """The target with the taps that are read."""
+        shape = Growth(nodes=2, depth=1, width=1, children=1)
+        return self.drafter(shape).tapped(target)
+
+    def save(self, directory: str | Path, params: BlockParams, target: str, dtype: Any = None) -> None:
+        """Write what `load_drafter` reads; a map to logits that is the target's is left out."""
+        native.save_native(directory, self.config, self.head, params, dtype, target)
+
     def init(self, key: Array, target_params: Any, kept: Any = None) -> Trained:
-        """Random parameters; a reduced vocabulary's head begins as the target's columns for its tokens."""
+        """Random parameters; a reduced vocabulary's own head begins as the target's columns for its tokens."""
         network_key, head_key = jax.random.split(key)
         lm_head = None
         if self.config.draft_vocab_size is not None:
-            ends = ends_of(target_params)
-            head = Dense(ends.embedding) if ends.head is None else ends.head
-            if kept is None or not isinstance(head, Dense):
-                raise ValueError(f"kept: got {kept!r}, takes the draft's token ids, for a target with a dense head")
-            lm_head = Dense(head.kernel[:, kept], None if head.bias is None else head.bias[kept])
+            if kept is None:
+                raise ValueError("kept: got None, takes the draft vocabulary's token ids")
+            lm_head = ends_of(target_params).columns(jnp.asarray(kept)) if self.config.own_head else None
         return Trained(init_network(self.config, network_key), self.head.init(self.config, head_key), lm_head)
 
 
@@ -91,5 +110,11 @@ def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> 
     if isinstance(head, MarkovParams) and head.temperature is not None:
         head = dataclasses.replace(head, temperature=lax.stop_gradient(head.temperature))
     kept = None if shared is None else shared.get(KEPT)
-    ends = jax.tree.map(lax.stop_gradient, ends_of(target_params))
-    return BlockParams(trained.network, ends, head, trained.lm_head, kept)
+    ends = fixed_ends(target_params)
+    lm_head = ends.columns(kept) if trained.lm_head is None and kept is not None else trained.lm_head
+    return BlockParams(trained.network, ends, head, lm_head, kept)
+
+
+def fixed_ends(target_params: Any) -> Ends:
+    """The target's ends, which no gradient reaches."""
+    return jax.tree.map(lax.stop_gradient, ends_of(target_params))

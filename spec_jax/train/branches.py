@@ -44,6 +44,23 @@ def read(
     return _branches(drafted, output, at)
 
 
+def judge(
+    target: Target, params: Any, tokens: Int[Array, "b t"], anchors: Int[Array, "b r"], drafts: Tree
+) -> Float[Array, "b r n vocab"]:
+    """The target's logits behind every node of a tree [B, R, N] at every anchor, in one pass; node 0 is the anchor."""
+    (b, t), (_, r, n) = tokens.shape, drafts.tokens.shape
+    node = t + jnp.arange(r * (n - 1)).reshape(r, n - 1)
+    at = jnp.concatenate([anchors[..., None], jnp.broadcast_to(node, (b, r, n - 1))], axis=2)
+    above = jnp.take_along_axis(at, drafts.parent[..., 1:], axis=2)
+    chain = jnp.broadcast_to(jnp.arange(-1, t - 1), (b, t))
+    flat = lambda first, x: jnp.concatenate([first, x.reshape(b, -1)], axis=1)  # noqa: E731
+    whole = flat(tokens, drafts.tokens[..., 1:]).astype(jnp.int32)
+    valid = flat(jnp.ones((b, t), bool), drafts.valid[..., 1:])
+    tree = Tree(whole, flat(chain, above).astype(jnp.int32), valid)
+    output, _, _ = target.score(params, target.init_state(params, b, whole.shape[1]), tree)
+    return jax.vmap(lambda row, at: row[at])(output.logits, at)
+
+
 def rollout(target: Target, params: Any, tokens: Int[Array, "b t"], anchors: Int[Array, "b r"], depth: int) -> Branches:
     """The target's own greedy continuation behind every anchor: the labels of ALR (arXiv 2609.38795, eq. 3).
 
@@ -74,6 +91,33 @@ def rollout(target: Target, params: Any, tokens: Int[Array, "b t"], anchors: Int
         features.append(output.features)
     stack = lambda parts: None if parts[0] is None else jnp.stack(parts, axis=2)  # noqa: E731
     return Branches(jnp.stack(chosen, axis=2), jnp.stack(logits, axis=2), stack(features))
+
+
+def spliced(
+    tokens: Int[Array, "b t"],
+    features: Float[Array, "b t taps hidden"],
+    anchors: Int[Array, "b r"],
+    branches: Branches,
+    parent: Int[Array, "b g"],
+) -> tuple[Int[Array, "b g u"], Float[Array, "b g u taps hidden"]]:
+    """Texts that go on with the branch behind anchor `parent`, and their features; u = t + K. Behind that stand zeros.
+
+    The last branch token has no feature, which no block inside the branch looks at.
+    """
+    t, k = tokens.shape[1], branches.tokens.shape[2]
+    if branches.features is None:
+        raise ValueError("target: got branches without features, takes a target with the forward's taps")
+    pick = jax.vmap(lambda x, at: x[at])
+    place, new, seen = (pick(x, parent) for x in (anchors, branches.tokens, branches.features))
+
+    def one(text: Array, known: Array, at: Array, new: Array, seen: Array) -> tuple[Array, Array]:
+        own, offset = jnp.arange(t + k), jnp.arange(k)
+        text = jnp.where(own <= at, jnp.pad(text, (0, k)), 0).at[at + 1 + offset].set(new)
+        known = jnp.pad(known, ((0, k), (0, 0), (0, 0)))
+        known = jnp.where((own < at)[:, None, None], known, 0.0)
+        return text.astype(jnp.int32), known.at[at + offset].set(seen.astype(known.dtype))
+
+    return jax.vmap(jax.vmap(one, (None, None, 0, 0, 0)))(tokens, features, place, new, seen)
 
 
 def secondary(

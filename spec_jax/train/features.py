@@ -91,7 +91,7 @@ class Cache:
         (directory / _ABOUT).unlink(missing_ok=True)
         lengths = [len(text.tokens) for text in texts]
         ends = np.cumsum(lengths)
-        run, rows = jax.jit(lambda tokens, length: read(target, params, tokens, length)), None
+        run, rows = jax.jit(lambda *given: read(target, *given)), None
         by_length = np.argsort(lengths, kind="stable")
         for begin in range(0, len(texts), batch):
             some = by_length[begin : begin + batch]
@@ -100,7 +100,7 @@ class Cache:
             for row, i in zip(tokens, some, strict=False):
                 row[: lengths[i]] = texts[i].tokens
             count = np.array([*(lengths[i] for i in some), *[1] * (batch - len(some))], np.int32)
-            found = np.asarray(run(jnp.asarray(tokens), jnp.asarray(count)), np.float32)
+            found = np.asarray(run(params, jnp.asarray(tokens), jnp.asarray(count)), np.float32)
             if rows is None:
                 shape = (int(ends[-1]), *found.shape[2:])
                 stored = np.float16 if dtype == "float16" else np.uint16

@@ -32,6 +32,11 @@ class Objective:
         base_until: Domino's curriculum (arXiv 2605.29707): the loss is (1 - w) x that of the logits + w x that of the
             backbone's, w falling in a straight line from 1 to 0 over this part of the training; None trains the logits
             alone.
+        regression: factor of the distance between the drafter's hidden states and the target's, under the same weights
+            (EAGLE-1, arXiv 2401.15077: 1, beside 0.1 of the cross-entropy).
+        tree: factor of group tree optimisation's surrogate (GTO; see `tree_loss`), which `Task` adds: it costs a target
+            pass over all trees, with a reference two.
+        tree_nodes, tree_children: size of those trees, and the tokens of each slot that they combine.
     """
 
     divergences: tuple[tuple[str, float], ...] = (("ce", 1.0),)
@@ -39,6 +44,10 @@ class Objective:
     per: str = "weight"
     confidence: float = 0.0
     base_until: float | None = None
+    regression: float = 0.0
+    tree: float = 0.0
+    tree_nodes: int = 16
+    tree_children: int = 4
 
     def __post_init__(self) -> None:
         """Check names and settings."""
@@ -51,8 +60,12 @@ class Objective:
             weights.named(name, dict(settings))
         if self.per not in ("weight", "slot", "block"):
             raise ValueError(f"per: got {self.per!r}, takes 'weight', 'slot' or 'block'")
-        if self.confidence < 0:
-            raise ValueError(f"confidence: got {self.confidence}, takes a factor of 0 or more")
+        for name, least in (("tree_nodes", 2), ("tree_children", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes {least} or more")
+        for name in ("confidence", "regression", "tree"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes a factor of 0 or more")
         if self.base_until is not None and not 0 < self.base_until <= 1:
             raise ValueError(f"base_until: got {self.base_until}, takes a part of the training in (0, 1], or None")
 
@@ -102,6 +115,13 @@ class Objective:
             part = self._mean(confidence_loss(slots, said.confidence), slots, fixed)
             total += self.confidence * part
             metrics["confidence_loss"] = part
+        if self.regression > 0:
+            if said.regression is None:
+                raise ValueError("regression: got a drafter whose hidden states stand for nothing, takes an EAGLE head")
+            fixed = tuple(w for w in self.weights if w[0] in ("decay", "powers"))
+            part = self._mean(said.regression, slots, fixed)
+            total += self.regression * part
+            metrics["regression_loss"] = part
         return total, {"loss": total} | metrics
 
     def of_slots(self, slots: Slots) -> Float[Array, ""]:

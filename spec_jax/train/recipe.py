@@ -11,8 +11,13 @@ from typing import Any, Literal, TypeVar
 
 from spec_jax.drafters.block.config import FULL, SLIDING, BlockConfig, causal_layers, default_taps
 from spec_jax.drafters.block.heads.head import Head
+from spec_jax.drafters.eagle.config import EagleConfig
+from spec_jax.drafters.eagle.config import default_taps as default_eagle_taps
+from spec_jax.drafters.medusa import MedusaConfig
 from spec_jax.train.block import BlockForward
+from spec_jax.train.heads import EagleForward, MedusaForward, MtpForward
 from spec_jax.train.objective import Objective
+from spec_jax.train.task import Trainable
 
 HEADS = {
     "plain": "head.Plain",
@@ -39,6 +44,7 @@ class BlockRecipe:
         head: a name of HEADS; head_settings are its fields.
         intermediate_size: None: the target's, or four times the hidden size if it has experts.
         draft_vocab_size: the most frequent tokens of the training text; None: all tokens.
+        own_head: whether a reduced vocabulary's map to logits is trained, or is the target's columns as they are.
     """
 
     layers: int = 1
@@ -52,20 +58,15 @@ class BlockRecipe:
     sliding_window: int | None = None
     mask_token: int | None = None
     draft_vocab_size: int | None = None
+    own_head: bool = True
     conv_kernel_size: int | None = None
     conv_group_size: int | None = None
 
     def config(self, target: Any) -> BlockConfig:
         """The network's sizes for a target's config."""
         types = (FULL if self.sliding_window is None else SLIDING,) * self.layers
-        inner = self.intermediate_size or getattr(target, "intermediate_size", None) or 4 * target.hidden_size
         return BlockConfig(
-            vocab_size=target.vocab_size,
-            hidden_size=target.hidden_size,
-            intermediate_size=inner,
-            num_heads=target.num_heads,
-            num_kv_heads=target.num_kv_heads,
-            head_dim=target.head_dim,
+            **_sizes(target, self.intermediate_size),
             block_size=self.block_size,
             mask_token=target.vocab_size - 1 if self.mask_token is None else self.mask_token,
             taps=default_taps(target.num_layers, self.layers) if self.taps is None else tuple(self.taps),
@@ -73,9 +74,8 @@ class BlockRecipe:
             causal=causal_layers(types, self.is_causal),
             slots=self.slots,
             sliding_window=self.sliding_window,
-            rms_norm_eps=target.rms_norm_eps,
-            max_position_embeddings=target.max_position_embeddings,
             draft_vocab_size=self.draft_vocab_size,
+            own_head=self.own_head,
             conv_kernel_size=self.conv_kernel_size,
             conv_group_size=self.conv_group_size,
         )
@@ -88,9 +88,80 @@ class BlockRecipe:
         made = getattr(importlib.import_module(f"spec_jax.drafters.block.heads.{module}"), name)
         return table(made, self.head_settings, "head_settings")
 
-    def forward(self, target: Any) -> BlockForward:
+    def forward(self, target: Any) -> Trainable:
         """The training forward for a target's config."""
         return BlockForward(self.config(target), self.make_head())
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleRecipe:
+    """An EAGLE head; what is None follows the target. EAGLE-1 and -2 are inputs = "fused", P-EAGLE has a mask_token.
+
+    Attributes:
+        slots: steps of the training-time test, and tokens that it drafts.
+        layers, inputs, taps, mask_token, norm_output, own_head: see `EagleConfig`.
+        intermediate_size: None: the target's, or four times the hidden size if it has experts.
+        draft_vocab_size: the most frequent tokens of the training text; None: all tokens.
+    """
+
+    slots: int = 4
+    layers: int = 1
+    inputs: Literal["joined", "fused"] = "joined"
+    taps: tuple[int, ...] | None = None
+    mask_token: int | None = None
+    norm_output: bool = False
+    intermediate_size: int | None = None
+    draft_vocab_size: int | None = None
+    own_head: bool = False
+
+    def forward(self, target: Any) -> Trainable:
+        """The training forward for a target's config."""
+        last = (target.num_layers,)
+        taps = self.taps or (last if self.inputs == "fused" else default_eagle_taps(target.num_layers))
+        config = EagleConfig(
+            **_sizes(target, self.intermediate_size),
+            taps=taps,
+            num_layers=self.layers,
+            inputs=self.inputs,
+            norm_output=self.norm_output,
+            mask_token=self.mask_token,
+            final_norm_eps=target.rms_norm_eps if self.inputs == "fused" else None,
+            own_head=self.own_head,
+            draft_vocab_size=self.draft_vocab_size,
+        )
+        return EagleForward(config, self.slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaRecipe:
+    """Medusa's heads, or Hydra's (`sequential`); see `MedusaConfig`."""
+
+    heads: int = 3
+    blocks: int = 1
+    sequential: bool = False
+
+    def forward(self, target: Any) -> Trainable:
+        """The training forward for a target's config."""
+        sizes = (target.vocab_size, target.hidden_size)
+        config = MedusaConfig(*sizes, self.heads, self.blocks, self.sequential, target.rms_norm_eps)
+        return MedusaForward(config, target.num_layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class MtpRecipe:
+    """The target's own MTP head, trained on to be used `slots` times on its own output (FastMTP)."""
+
+    slots: int = 3
+
+    def forward(self, target: Any) -> Trainable:
+        """The training forward for a target's config; ValueError for a target without such a head."""
+        if not getattr(target, "mtp", False):
+            raise ValueError("drafter: got kind 'mtp' for a target without an MTP head")
+        return MtpForward(target, self.slots)
+
+
+KINDS = {"block": BlockRecipe, "eagle": EagleRecipe, "medusa": MedusaRecipe, "mtp": MtpRecipe}
+"""What `kind` in the table drafter says; "block" if it is not there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +170,7 @@ class Data:
 
     Attributes:
         made_up: prompts that a chat model makes up itself (Magpie).
+        asked: everyday requests put to a chat model (those of scripts/drafting/topics.py).
         passages: passages of the standard library's sources; a chat model is asked about them, another goes on.
         longest_prompt: tokens; longer ones are left out.
         max_new_tokens: longest answer.
@@ -110,6 +182,7 @@ class Data:
     """
 
     made_up: int = 0
+    asked: int = 0
     passages: int = 256
     longest_prompt: int = 128
     max_new_tokens: int = 128
@@ -171,7 +244,7 @@ class Held:
 class Recipe:
     """A whole run."""
 
-    drafter: BlockRecipe = BlockRecipe()
+    drafter: BlockRecipe | EagleRecipe | MedusaRecipe | MtpRecipe = BlockRecipe()
     data: Data = Data()
     objective: Objective = Objective()
     training: Training = Training()
@@ -181,6 +254,8 @@ class Recipe:
     def load(cls, path: str | Path) -> Recipe:
         """From a TOML file with tables drafter, data, objective, training and held_out, any of which may be missing.
 
+        What the table drafter may say depends on its `kind`, a name of KINDS.
+
         Raises FileNotFoundError, or ValueError naming a table or entry that is none.
         """
         if not Path(path).is_file():
@@ -189,7 +264,10 @@ class Recipe:
             given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as wrong:
             raise ValueError(f"config: {path} is no TOML: {wrong}") from wrong
-        kinds = {"drafter": BlockRecipe, "data": Data, "training": Training, "held_out": Held}
+        kind = given.get("drafter", {}).pop("kind", "block")
+        if kind not in KINDS:
+            raise ValueError(f"kind: got {kind!r}, takes one of {', '.join(KINDS)}")
+        kinds = {"drafter": KINDS[kind], "data": Data, "training": Training, "held_out": Held}
         if unknown := set(given) - {*kinds, "objective"}:
             raise ValueError(f"config: got {sorted(unknown)}, takes tables of {', '.join(kinds)}, objective")
         parts: dict[str, Any] = {name: table(kind, given.get(name, {}), name) for name, kind in kinds.items()}
@@ -198,6 +276,7 @@ class Recipe:
     def describe(self) -> dict[str, Any]:
         """What another run must share to go on with this one, as JSON: all but what is measured, and when."""
         found = dataclasses.asdict(self)
+        found["drafter"]["kind"] = next(name for name, kind in KINDS.items() if isinstance(self.drafter, kind))
         del found["held_out"], found["training"]["measure_every"]
         return found
 
@@ -212,3 +291,10 @@ def table(kind: type[T], settings: Mapping[str, Any], name: str) -> T:
         return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
     except TypeError as wrong:
         raise ValueError(f"{name}: got {dict(settings)}: {wrong}") from wrong
+
+
+def _sizes(target: Any, intermediate_size: int | None) -> dict[str, Any]:
+    """A drafter's sizes after its target's."""
+    inner = intermediate_size or getattr(target, "intermediate_size", None) or 4 * target.hidden_size
+    same = ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps")
+    return {name: getattr(target, name) for name in (*same, "max_position_embeddings")} | {"intermediate_size": inner}

@@ -17,12 +17,14 @@ class Said:
     """A drafter's outputs at K slots behind each anchor: slot k (from 0) is for the token at anchor + k + 1.
 
     logits are those that tokens are drafted from, over the draft vocabulary; base those of the backbone under a head
-    (None: no head); confidence the confidence head's logit of being accepted (None: no such head).
+    (None: no head); confidence the confidence head's logit of being accepted (None: no such head); regression how far
+    the drafter's hidden states are from the target's (None: not taken).
     """
 
     logits: Float[Array, "*b k draft"]
     base: Float[Array, "*b k draft"] | None = None
     confidence: Float[Array, "*b k"] | None = None
+    regression: Float[Array, "*b k"] | None = None
 
 
 @flax.struct.dataclass

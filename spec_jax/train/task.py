@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -13,11 +14,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.train import anchors as anchoring
-from spec_jax.train import branches, features, objective, vocabulary
+from spec_jax.train import branches, features, inside, objective, vocabulary
 from spec_jax.train.features import Teacher
 from spec_jax.train.loader import Batch
 from spec_jax.train.objective import Metrics, Objective
 from spec_jax.train.slots import Said, Slots
+from spec_jax.train.tree_loss import Judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,35 @@ class Forward(Protocol):
         ...
 
 
+class Trainable(Forward, Protocol):
+    """A forward whose parameters have a beginning and, in the end, an engine's drafter and a directory to go to."""
+
+    @property
+    def config(self) -> Any:
+        """The drafter's sizes and settings."""
+        ...
+
+    def init(self, key: Array, target_params: Any, kept: Any = None) -> Any:
+        """The parameters before the first step; kept: the token ids of a reduced vocabulary."""
+        ...
+
+    def as_drafter(self, trained: Any, target_params: Any, shared: Any = None) -> Any:
+        """The parameters as the drafter takes them."""
+        ...
+
+    def drafter(self, shape: Any) -> Any:
+        """The drafter with drafts of a `Growth`."""
+        ...
+
+    def tapped(self, target: Any) -> Any:
+        """The target with the taps that are read."""
+        ...
+
+    def save(self, directory: str | Path, params: Any, target: str, dtype: Any = None) -> None:
+        """Write a drafter's parameters as a directory; `target` names what it was trained for."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A drafter's training: static, hashable parts of the loss.
@@ -77,10 +108,13 @@ class Task:
         seed: of anchors and whatever the forward draws.
         labels: whose text the slots are to match. "text": the texts'. "rollout": the target's own greedy continuation
             behind every anchor, whatever the text says (ALR, arXiv 2609.38795), which costs K target passes over the
-            anchors. "draft": the drafter's own tokens, judged by the target's law along them (on-policy distillation,
-            with the divergence "reverse_kl" AdaFlash's).
+            anchors. "inside": the same, and blocks inside a rollout of every text, behind its tokens 2 .. K - 1 (IRA of
+            the same paper, which draws these places; here each is taken once). "draft": the drafter's own tokens,
+            judged by the target's law along them (on-policy distillation, with the divergence "reverse_kl" AdaFlash's).
         eos: tokens that end a text, behind which nothing counts in a rollout or draft.
         kept: the name under which `Batch.shared` holds the draft vocabulary's ids, None for the whole vocabulary.
+        reference: for an objective with `tree`, the name under which `Batch.shared` holds a frozen drafter's parameters
+            (see `tree_loss`); None: there is none. A copy of the drafter itself gives no place an advantage.
     """
 
     forward: Forward
@@ -92,25 +126,46 @@ class Task:
     labels: str = "text"
     eos: tuple[int, ...] = ()
     kept: str | None = None
+    reference: str | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
         for name in ("anchors", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, takes 1 or more")
-        if self.labels not in ("text", "rollout", "draft"):
-            raise ValueError(f"labels: got {self.labels!r}, takes 'text', 'rollout' or 'draft'")
+        if self.labels not in ("text", "rollout", "inside", "draft"):
+            raise ValueError(f"labels: got {self.labels!r}, takes 'text', 'rollout', 'inside' or 'draft'")
+        if self.labels == "inside" and self.forward.slots < 3:
+            raise ValueError(f"labels: got 'inside' for {self.forward.slots} slots, takes a drafter of 3 or more")
+        if self.reference is not None and not self.objective.tree:
+            raise ValueError(f"reference: got {self.reference!r} with an objective without tree, takes None")
         if self.target.taps[: len(self.forward.taps)] != self.forward.taps:
             raise ValueError(f"target: got taps {self.target.taps}, takes the forward's first, {self.forward.taps}")
 
     def loss(self, params: Any, batch: Batch) -> tuple[Array, Metrics]:
         """The loss of a batch and its metrics, as `step.make_step` takes it."""
-        slots, said = self.slots(params, batch)
+        slots, said, asked = self._run(params, batch)
         total, metrics = self.objective(slots, said, batch.step / self.steps)
+        if self.objective.tree > 0:
+            judge = Judge(self.target, self.objective.tree_nodes, self.objective.tree_children)
+            logits, r = said.logits.reshape(-1, *said.logits.shape[-2:]), asked.anchors.size
+            logits = logits[:r].reshape(*asked.anchors.shape, *logits.shape[1:])
+            old = None
+            if self.reference is not None:
+                old = lax.stop_gradient(self.forward(batch.shared[self.reference], asked).logits)
+            kept = None if self.kept is None else batch.shared[self.kept]
+            given = (batch.target, asked.tokens, asked.anchors, asked.real, kept)
+            part, reward = judge(logits, old, *given)
+            total += self.objective.tree * part
+            metrics |= {"loss": total, "tree_loss": part, "tree_reward": reward}
         return total, metrics | objective.accuracy(slots)
 
     def slots(self, params: Any, batch: Batch) -> tuple[Slots, Said]:
-        """What the drafter says in a batch, beside what is right."""
+        """What the drafter says in a batch, beside what is right: [B, R] blocks, or with others inside [N]."""
+        return self._run(params, batch)[:2]
+
+    def _run(self, params: Any, batch: Batch) -> tuple[Slots, Said, Asked]:
+        """The slots, what was said, and what was asked behind the anchors in the texts."""
         texts, t = batch.texts, batch.texts.tokens.shape[1]
         key = jax.random.fold_in(jax.random.key(self.seed), batch.step)
         draw, inner, sample = jax.random.split(key, 3)
@@ -124,27 +179,40 @@ class Task:
         label = jax.vmap(functools.partial(anchoring.labels, slots=self.forward.slots))
         blocks, scored = label(texts.tokens, mask, places, real)
 
-        def ask(blocks: Array) -> Said:
-            given = (texts.tokens, found, places, real, blocks, inner, batch.target, batch.shared)
-            return self.forward(params, Asked(*given))
+        def asked(blocks: Array) -> Asked:
+            return Asked(texts.tokens, found, places, real, blocks, inner, batch.target, batch.shared)
 
         kept = None if self.kept is None else batch.shared[self.kept]
-        law = None
+        law = grown = None
         if self.labels == "text":
             if self.objective.needs_law:
                 law = self._law(batch, found[:, :, -1], places)
-        elif self.labels == "rollout":
+        elif self.labels in ("rollout", "inside"):
             grown = branches.rollout(self.target, batch.target, texts.tokens, places, self.forward.slots)
             blocks, law = grown.tokens, grown.logits
             scored = real[..., None] & branches.alive(blocks, self.eos)
         else:
-            drafted = jax.random.categorical(sample, lax.stop_gradient(ask(blocks).logits)).astype(jnp.int32)
+            logits = lax.stop_gradient(self.forward(params, asked(blocks)).logits)
+            drafted = jax.random.categorical(sample, logits).astype(jnp.int32)
             blocks = drafted if kept is None else kept[drafted]
             law = branches.read(self.target, batch.target, texts.tokens, places, blocks).logits
             scored = real[..., None] & branches.alive(blocks, self.eos)
-        said = ask(blocks)
+        given = asked(blocks)
+        said = self.forward(params, given)
+        right = self._right(said, blocks, scored, law, kept)
+        if self.labels != "inside":
+            return right, said, given
+        assert grown is not None
+        within, law, scored = inside.ask(given, grown, sample, self.eos)
+        rest = self.forward(params, within)
+        more = self._right(rest, within.blocks, scored, law, kept)
+        flat = lambda x: x.reshape(-1, *x.shape[given.anchors.ndim :])  # noqa: E731
+        join = lambda a, b: jnp.concatenate([flat(a), flat(b)])  # noqa: E731
+        return jax.tree.map(join, right, more), jax.tree.map(join, said, rest), given
+
+    def _right(self, said: Said, blocks: Array, scored: Array, law: Array | None, kept: Array | None) -> Slots:
         law = None if law is None else lax.stop_gradient(vocabulary.restrict(law, kept))
-        return Slots.of(said.logits, vocabulary.to_draft(blocks, kept), scored, law), said
+        return Slots.of(said.logits, vocabulary.to_draft(blocks, kept), scored, law)
 
     def _law(self, batch: Batch, hidden: Float[Array, "b t hidden"], places: Int[Array, "b r"]) -> Array:
         """The target's logits for every slot, from the last layer's output at the token before it."""

@@ -35,15 +35,21 @@ def longest_accepted(tree: Tree, choice: Int[Array, "n"]) -> Bool[Array, "n"]:
 
 
 def group_advantages(
-    rewards: Float[Array, "g"], reference: Float[Array, "g"], epsilon: float = 1e-6
+    rewards: Float[Array, "g"],
+    reference: Float[Array, "g"],
+    real: Bool[Array, "g"] | None = None,
+    epsilon: float = 1e-6,
 ) -> Float[Array, "g"]:
     """Rewards less those of the reference drafter's trees at the same places, standardised within the group.
 
-    Our reading of "debiased": the reference takes out how easy a place is. A group without spread gets zeros.
+    Our reading of "debiased": the reference takes out how easy a place is. A group without spread gets zeros, as does
+    a place that is not `real` (None: all are), which the others' standard is taken without.
     """
-    gain = rewards - reference
-    spread = jnp.std(gain)
-    return lax.stop_gradient((gain - gain.mean()) / jnp.maximum(spread, epsilon))
+    real = jnp.ones(rewards.shape, bool) if real is None else real
+    gain, count = jnp.where(real, rewards - reference, 0.0), jnp.maximum(real.sum(), 1)
+    apart = jnp.where(real, gain - gain.sum() / count, 0.0)
+    spread = jnp.sqrt(jnp.square(apart).sum() / count)
+    return lax.stop_gradient(apart / jnp.maximum(spread, epsilon))
 
 
 def clipped_surrogate(

@@ -3,9 +3,17 @@
 import importlib
 import inspect
 
+import jax
+import jax.numpy as jnp
+
 from spec_jax import configs
 from spec_jax.drafters.block.config import BlockConfig
+from spec_jax.drafters.ngram import NGram
+from spec_jax.engine import rows
+from spec_jax.engine.engine import EngineParams
+from spec_jax.engine.round import context_of
 from spec_jax.models.toy import AuditTarget, audit_table
+from spec_jax.sampling.constraint import free
 from tests.drafters.hybrid import agreeing
 
 V = 8
@@ -20,6 +28,7 @@ NETWORK = {name for name in configs.names() if "network" in inspect.signature(mo
 BLOCK = {
     name for name in NETWORK if inspect.signature(module(name).engine).parameters["network"].annotation is BlockConfig
 }
+DRAFTER = {name for name in configs.names() if "drafter" in inspect.signature(module(name).engine).parameters}
 OWN_HEAD = {name for name in configs.names() if hasattr(module(name), "drafter_params")}
 
 
@@ -31,4 +40,17 @@ def model_of(name):
 def build(name, max_len=80):
     """The config's engine for that target, with the target itself as draft model where there is one."""
     target = model_of(name)[0]
-    return configs.build(name, target, max_len, draft_model=target if name in DRAFT_MODEL else None)
+    parts = {"draft_model": target if name in DRAFT_MODEL else None, "drafter": NGram() if name in DRAFTER else None}
+    return configs.build(name, target, max_len, **parts)
+
+
+def weak(engine, params, own):
+    """Places of an engine's state, empty or with a draft, that are weakly typed: a round may make them strong."""
+    shared = EngineParams(params, own, free(engine.target.vocab_size), jnp.ones(len(engine.widths)))
+
+    def states(p):
+        state = rows.empty(engine, p, 2)
+        return state, engine.drafter.propose(p.drafter, state.drafter, context_of(state.rows, p.constraint))[1]
+
+    found = jax.tree.leaves_with_path(jax.eval_shape(states, shared))
+    return [jax.tree_util.keystr(path) for path, leaf in found if leaf.weak_type]

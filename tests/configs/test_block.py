@@ -10,7 +10,7 @@ from spec_jax import configs
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.engine.engine import Engine
 from spec_jax.verify.match import match
-from tests.configs.targets import BLOCK
+from tests.configs.targets import BLOCK, weak
 from tests.drafters.block import kit
 
 HEADS = {
@@ -54,6 +54,7 @@ def test_text_is_plain_decodings(name):
     head = kit.HEADS[HEADS[name]] if name in HEADS else None
     engine = configs.build(name, target, 24, network=network, head=head)
     own = dataclasses.replace(kit.params(network, engine.drafter.head), ends=ends_of(params))
+    assert weak(engine, params, own) == []
     got = texts(engine, own)
     assert int(got.counters.accepted.sum()) > 0 and (got.length == 20).all()
     exact = slice(None) if engine.rule is match else slice(len(kit.PROMPTS))

@@ -10,7 +10,7 @@ from spec_jax.engine.decoder import Decoder
 from spec_jax.models.toy import AuditTarget
 from spec_jax.sampling.settings import Sampling
 from spec_jax.verify.match import match
-from tests.configs.targets import DRAFT_MODEL, NETWORK, OWN_HEAD, V, build, model_of, module
+from tests.configs.targets import DRAFT_MODEL, NETWORK, OWN_HEAD, V, build, model_of, module, weak
 
 RELAXED = {name for name in configs.names() if "relaxed" in name}
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4]]
@@ -44,6 +44,12 @@ def test_text_is_plain_decodings(name, temperature):
             assert ours.tokens == plain.tokens
     if name != "plain":
         assert sum(r.counters["accepted"] for r in got) > 0
+
+
+@pytest.mark.parametrize("name", sorted(set(configs.names()) - NETWORK))
+def test_no_state_is_weakly_typed(name):
+    params = model_of(name)[1]
+    assert weak(build(name), params, params if name in DRAFT_MODEL else configs.drafter_params(name, params)) == []
 
 
 @pytest.mark.parametrize("name", configs.names())

@@ -15,12 +15,17 @@ from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
 from spec_jax.models.qwen import Qwen
 from spec_jax.sampling.settings import Sampling
-from tests.configs.targets import BLOCK, NETWORK
+from tests.configs.targets import BLOCK, NETWORK, weak
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
 from tests.drafters.hybrid import V, fair
 
-LLAMA = {"eagle3": "eagle3", "eagle2": "eagle1", "p_eagle": "p_eagle", "medusa": "medusa", "hydra": "hydra"}
+LLAMA = {name: heads.CONFIGS[name] for name in ("eagle3", "p_eagle", "medusa", "hydra")}
+LLAMA |= {
+    "eagle2": heads.CONFIGS["eagle1"],
+    "eagle3_post_norm": heads.CONFIGS["eagle3.1"],
+    "vocab_trim": dataclasses.replace(heads.CONFIGS["eagle3"], own_head=False),
+}
 
 
 def texts(engine, own=None, params=None):
@@ -34,8 +39,9 @@ def plain():
 
 @pytest.mark.parametrize("name", LLAMA)
 def test_text_is_plain_decodings(name):
-    config = heads.CONFIGS[LLAMA[name]]
+    config = LLAMA[name]
     engine = configs.build(name, kit.llama()[0], 24, network=config)
+    assert weak(engine, kit.llama()[1], heads.params(config)) == []
     got = texts(engine, heads.params(config))
     np.testing.assert_array_equal(got.tokens, plain())
     assert (got.counters.accepted.sum(), got.counters.drafted.sum()) > (0, 0)
@@ -69,4 +75,7 @@ def test_networks_that_a_system_cannot_use_are_refused():
         configs.build("eagle3", kit.llama()[0], 24)
     with pytest.raises(ValueError, match="target is"):
         configs.build("eagle3", fair()[0], 24, network=heads.CONFIGS["eagle3"])
+    for name, message in (("eagle3_post_norm", "norm_output is False"), ("vocab_trim", "own_head is True")):
+        with pytest.raises(ValueError, match=message):
+            configs.build(name, kit.llama()[0], 24, network=heads.CONFIGS["eagle3"])
     assert V != kit.V

@@ -11,6 +11,7 @@ from spec_jax.models.qwen_config import ATTENTION, DELTA, QwenConfig
 from spec_jax.models.qwen_text import init_params
 
 V = 16
+MEMORY = (200.0, 2000.0)  # tokens at rest, over a factor of 1 to 16
 
 
 def config(kinds=(DELTA, ATTENTION), sparse=True, **changes):
@@ -29,9 +30,9 @@ def config(kinds=(DELTA, ATTENTION), sparse=True, **changes):
 
 
 def hybrid(kinds=(DELTA, ATTENTION), sparse=True, seed=0, sharp=3.0, **changes):
-    """A random model and its parameters: norms that differ from 1, logits spread enough to choose by."""
+    """A random model that remembers dozens of tokens: norms that differ from 1, logits spread enough to choose by."""
     c = config(kinds, sparse, **changes)
-    params = init_params(c, jax.random.key(seed), scale=0.3)
+    params = init_params(c, jax.random.key(seed), scale=0.3, memory=MEMORY)
     rng = np.random.default_rng(seed)
     vary = lambda x: x * jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype)  # noqa: E731
     mtp = own = params.mtp

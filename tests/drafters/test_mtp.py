@@ -14,6 +14,8 @@ from spec_jax.engine import rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request, stack
 from spec_jax.engine.round import context_of
+from spec_jax.models.delta_mixer import DeltaState
+from spec_jax.models.qwen import Qwen
 from spec_jax.models.toy import AuditTarget
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
@@ -97,6 +99,40 @@ def test_state_is_a_fresh_runs(name, rounds):
     np.testing.assert_allclose(np.where(live, attention.k, 0), np.where(live, attention_fresh.k, 0), atol=1e-5)
 
 
+def test_the_state_remembers_dozens_of_tokens():
+    """Texts that differ in their first four tokens alone, 40 tokens on: what is committed shows for long."""
+    target, params = fair()
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, V, (1, 44)), jnp.int32).repeat(2, 0).at[1, :4].add(V // 2) % V
+    state = jax.jit(target.prefill)(params, target.init_state(params, 2, MAX_LEN), tokens, jnp.asarray([44, 44]))[1]
+    one, other = state.layers[0].recurrent
+    assert np.linalg.norm(one - other) > 0.01 * np.linalg.norm(one)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneTooMany(Qwen):
+    """A commit that folds a node more than was accepted, where there is one, into the recurrent state."""
+
+    def commit(self, state, staged, path, length):
+        right = super().commit(state, staged, path, length)
+        more = super().commit(state, staged, path, jnp.minimum(length + 1, path.shape[1]))
+        mixed = [
+            dataclasses.replace(b, conv=a.conv) if isinstance(a, DeltaState) else a
+            for a, b in zip(right.layers, more.layers, strict=True)
+        ]
+        return dataclasses.replace(right, layers=tuple(mixed))
+
+
+def test_a_node_too_many_in_the_recurrent_state_shows_in_the_text():
+    def faulty():
+        target, params = fair()
+        return OneTooMany(target.config), params
+
+    state = served(faulty, *GROWTHS["chain"])[2]
+    wrong = [kit.output(state, row) != kit.output(plain(fair), row) for row in range(len(ROWS))]
+    assert sum(wrong) >= 3, wrong
+
+
 def test_a_head_that_agrees_is_always_accepted():
     """Rows of two tokens and more: 30 tokens are 8 rounds of a chain of 3; one of one token is not drafted for once."""
     growth = dataclasses.replace(mtp.chain(3), ranking="coupled")
@@ -115,6 +151,7 @@ def test_a_windows_ring_holds_the_first_pairs_and_the_last(sinks):
     rng = np.random.default_rng(0)
     states = {head: head.init(params, 2, MAX_LEN)[0] for head in (whole, wide, narrow)}
     assert states[narrow].rows.k.shape[2] == 5 + sinks and states[wide].rows.k.shape[2] == 40 + sinks
+    commit = {head: kit.jit(head.commit) for head in states}
     for lengths in ([3, 1], [7, 0], [2, 8], [8, 8], [1, 5]):  # blocks shorter and longer than the window
         context = jnp.asarray(rng.normal(0, 1, (2, 8, 16)), jnp.float32)
         tokens = jnp.asarray(rng.integers(0, V, (2, 8)), jnp.int32)
@@ -122,7 +159,7 @@ def test_a_windows_ring_holds_the_first_pairs_and_the_last(sinks):
         tree, n = Tree(tokens, parent, jnp.ones((2, 8), bool)), jnp.asarray(lengths)
         outs = {h: h.score(params, s, context, tree) for h, s in states.items()}
         np.testing.assert_array_equal(outs[whole][0], outs[wide][0])
-        states = {h: h.commit(s, outs[h][1], n) for h, s in states.items()}
+        states = {h: commit[h](s, outs[h][1], n) for h, s in states.items()}
         for row in range(2):
             length, ring = int(states[whole].length[row]), states[narrow].rows.k[row, 0]
             kept = sorted({*range(min(sinks, length)), *range(max(0, length - 5), length)})

@@ -1,6 +1,7 @@
 """D17: at the edge of a sliding window every query of a round has a window of its own, in the cache and in the tree.
 
-The cache here holds the whole text, so nothing is ever written over; what is behind the window may hold anything.
+The cache is a ring that is no longer than the window takes, so a slip writes over what is still to be seen, or reads
+what is long gone.
 """
 
 import dataclasses
@@ -14,7 +15,12 @@ import pytest
 
 from pallas_kernels.tree_attention import gpu, tpu, tree_attention
 from spec_jax import tree as trees
+from spec_jax.drafters.none import NoDrafter
+from spec_jax.engine import rows
 from spec_jax.engine.requests import request
+from spec_jax.models import attention, llama
+from spec_jax.models.checkpoint import required_tensors
+from spec_jax.models.config import LlamaConfig
 from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.tree import Tree
 from tests.faults import kit
@@ -37,12 +43,20 @@ def digest(text):
 TEXTS = [generate(lambda text: LUT[digest(text)], p, BUDGET) for p in PROMPTS]
 
 
-def run(target):
+def engine(target, drafter):
+    return dataclasses.replace(kit.engine(drafter, prefill_chunk=4), target=target, log_probs=False)
+
+
+def forced(target, params, texts):
+    """Every prompt with every order of accepted counts, a row each; texts are the prompts with what follows."""
     size = len(COUNTS) * len(PROMPTS)
-    e = dataclasses.replace(kit.engine(Follow(K, kit.WORDS)), target=target, log_probs=False)
-    texts = [PROMPTS[r % 7] + TEXTS[r % 7].tokens for r in range(size)]
-    params = kit.engine_params(e, jnp.asarray(LUT), kit.plan(texts, COUNTS[np.arange(size) // 7], K, size))
-    return kit.run(e, params, kit.batch([request(e, PROMPTS[r % 7], BUDGET) for r in range(size)], size))
+    e, texts = engine(target, Follow(K, kit.WORDS)), [texts[r % 7] for r in range(size)]
+    given = kit.engine_params(e, params, kit.plan(texts, COUNTS[np.arange(size) // 7], K, size))
+    return kit.run(e, given, kit.batch([request(e, PROMPTS[r % 7], BUDGET) for r in range(size)], size))
+
+
+def run(target):
+    return forced(target, jnp.asarray(LUT), [p + t.tokens for p, t in zip(PROMPTS, TEXTS, strict=True)])
 
 
 def right(state, row):
@@ -57,6 +71,7 @@ def right(state, row):
 def test_text_and_every_query_s_window():
     state = run(AuditTarget(kit.WORDS, WINDOW))
     assert all(right(state, row) for row in range(len(state.rows.length)))
+    assert state.target.slots.shape[1] == 8 <= WINDOW + K + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,21 +110,22 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize("sinks", (0, 2))
+@pytest.mark.parametrize(("slots", "sinks"), [(32, 0), (32, 2), (8, 0)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_attention_weighs(backend, sinks):
+def test_what_attention_weighs(backend, slots, sinks):
     """Keys are alike and values name their position, so that the output is the visible set. Others' rows hold NaN."""
-    lengths, n, slots, d = np.arange(3, 31), len(PARENTS), 32, 64
+    lengths, n, d, ring = np.arange(3, 31), len(PARENTS), 64, slots < 31
     reach = np.asarray(trees.ancestors(jnp.asarray(PARENTS)))
     depth = reach.sum(1) - 1
-    cache = np.broadcast_to(np.eye(d)[:slots], (len(lengths), 1, slots, d)).copy()
-    position = np.arange(slots)
+    cache = np.full((len(lengths), 1, slots, d), np.nan)
     for row, length in enumerate(lengths):
-        unseen = (position >= length) | ((position <= length - WINDOW) & (position >= sinks))
-        cache[row, 0, unseen] = np.nan
+        for position in range(length):
+            if position > length - WINDOW or position < sinks:
+                cache[row, 0, position % slots] = np.eye(d)[position]
     tree = np.eye(d)[lengths[:, None] + depth][:, None]
     array = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
-    got = jax.jit(functools.partial(BACKENDS[backend], scale=1.0, window=WINDOW, sinks=sinks))(
+    options = {"scale": 1.0, "window": WINDOW, "sinks": sinks, "ring": ring}
+    got = jax.jit(functools.partial(BACKENDS[backend], **options))(
         jnp.zeros((len(lengths), n, 1, d)), jnp.where(jnp.isnan(array(cache)), jnp.nan, 0.0), array(cache),
         jnp.asarray(lengths, jnp.int32), jnp.zeros_like(array(tree)), array(tree),
         jnp.broadcast_to(jnp.asarray(reach), (len(lengths), n, n)),
@@ -117,3 +133,79 @@ def test_what_attention_weighs(backend, sinks):
     own = (lengths[:, None] + depth)[:, :, None]
     seen = (np.arange(d) <= own) & ((np.arange(d) > own - WINDOW) | (np.arange(d) < sinks))
     np.testing.assert_allclose(got[:, :, 0], seen / seen.sum(-1, keepdims=True), atol=1e-6)
+
+
+CONFIG = LlamaConfig(kit.WORDS, 16, 24, 2, 4, 2, 8, sliding_window=WINDOW)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeText(llama.Llama):
+    """The model with a slot for every token, none of which is written twice."""
+
+    def init_state(self, params, batch, slots):
+        unbounded = llama.Llama(dataclasses.replace(self.config, sliding_window=None))
+        return unbounded.init_state(params, batch, slots)
+
+
+@functools.cache
+def weights():
+    rng = np.random.default_rng(2)
+    normal = {name: rng.normal(0, 0.6, shape).astype(np.float32) for name, shape in required_tensors(CONFIG).items()}
+    return llama.from_tensors(CONFIG, normal)
+
+
+@functools.cache
+def plain():
+    """The prompts with what the model writes behind them, by plain decoding over a cache of the whole text."""
+    e = engine(WholeText(CONFIG), NoDrafter())
+    requests = kit.batch([request(e, p, BUDGET) for p in PROMPTS], len(PROMPTS))
+    state = kit.run(e, kit.engine_params(e, weights()), requests)
+    assert state.target.k[0].shape[2] == e.slots
+    texts = [state.rows.tokens[row, : len(p) + BUDGET].tolist() for row, p in enumerate(PROMPTS)]
+    assert min(len(set(text)) for text in texts) > 3
+    return texts
+
+
+def same_texts(state):
+    return np.array([plain()[r % 7] == state.rows.tokens[r, :n].tolist() for r, n in enumerate(state.rows.length)])
+
+
+def test_a_model_s_text_and_ring():
+    """Rejections at every position: text and keys are those of plain decoding over the whole text, in bounded room."""
+    state = forced(llama.Llama(CONFIG), weights(), plain())
+    assert same_texts(state).all()
+    size, length = len(state.rows.length), state.target.length
+    assert state.target.k[0].shape == (size, 2, 8, 8) and (length == state.rows.length - 1).all()
+    e = engine(WholeText(CONFIG), NoDrafter())
+    given = {f: jax.tree.map(lambda x: jnp.asarray(x[:7]), getattr(state.rows, f)) for f in FIELDS}
+    prefill = kit.jit(functools.partial(rows.init, e))
+    fresh = jax.device_get(prefill(kit.engine_params(e, weights()), rows.Requests(**given)).target)
+    for own, whole in zip((*state.target.k, *state.target.v), (*fresh.k, *fresh.v), strict=True):
+        for row in range(size):
+            for position in range(length[row] - WINDOW + 1, length[row]):
+                np.testing.assert_allclose(own[row, :, position % 8], whole[row % 7, :, position], atol=1e-4)
+
+
+FIELDS = rows.Requests.__dataclass_fields__
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty(llama.Llama):
+    """A ring with another modulo when it is written than when it is read, or one whose writes stop at its end."""
+
+    slots: int | None = None
+
+    def commit(self, state, staged, path, length):
+        def write(cache, new):
+            if self.slots is None:
+                return attention.commit_rows(cache, new, path, jnp.minimum(state.length, cache.shape[2]))
+            ring = attention.commit_ring(cache[:, :, : self.slots], new, path, state.length, length)
+            return cache.at[:, :, : self.slots].set(ring)
+
+        k, v = (tuple(map(write, *pair)) for pair in ((state.k, staged.k), (state.v, staged.v)))
+        return dataclasses.replace(state, k=k, v=v, length=state.length + length)
+
+
+@pytest.mark.parametrize("slots", (WINDOW, None))
+def test_a_ring_that_is_written_elsewhere_than_read_is_caught(slots):
+    assert not same_texts(forced(Faulty(CONFIG, (), slots), weights(), plain())).any()

@@ -189,7 +189,7 @@ class Faulty(Qwen):
             own = dataclasses.replace(own, pending=dataclasses.replace(own.pending, weight=weight))
         if self.fault == "window off by one":
             own = dataclasses.replace(own, conv=jnp.roll(own.conv, 1, axis=1))
-        return QwenState((own,), new.length)
+        return dataclasses.replace(new, layers=(own,))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spec_jax.models import llama
-from spec_jax.models.config import LlamaConfig
+from spec_jax.models.config import LlamaConfig, RopeConfig
 from spec_jax.models.linear import Dense, LoRA, quantize_int8
 from spec_jax.tree import Tree, chain
 
@@ -67,6 +67,7 @@ def reference(kind="Llama", **changes):
 
 score = jax.jit(llama.Llama.score, static_argnums=0)
 prefill = jax.jit(llama.Llama.prefill, static_argnums=0)
+commit = jax.jit(llama.Llama.commit, static_argnums=0)
 
 
 def their_logits(torch, model, tokens):
@@ -100,16 +101,16 @@ def test_ragged_prefill_then_steps_equal_transformers(variant):
         new = rng.integers(0, 97, 3)
         tree = chain_tree(jnp.asarray(new[:, None]))
         output, staged, state = score(target, params, state, tree)
-        state = target.commit(state, staged, jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32))
+        state = commit(target, state, staged, jnp.zeros((3, 1), jnp.int32), jnp.ones(3, jnp.int32))
         texts = [np.append(t, n) for t, n in zip(texts, new, strict=True)]
         for row, text in enumerate(texts):
             want = their_logits(torch, model, text[None])[0, -1]
             np.testing.assert_allclose(output.logits[row, 0], want, atol=1e-4)
 
 
-def small(seed=0, layers=2, taps=()):
+def small(seed=0, layers=2, taps=(), **changes):
     """A small random model of ours."""
-    config = LlamaConfig(61, 32, 48, layers, 4, 2, 8)
+    config = LlamaConfig(61, 32, 48, layers, 4, 2, 8, **changes)
     from spec_jax.models.checkpoint import required_tensors
 
     rng = np.random.default_rng(seed)
@@ -157,7 +158,7 @@ def test_committed_state_equals_a_fresh_run(node):
     _, staged, state = score(target, params, state, tree)
     path = path_of(node)
     padded = jnp.asarray([path + [0] * (8 - len(path))] * 2)
-    moved = target.commit(state, staged, padded, jnp.full(2, len(path)))
+    moved = commit(target, state, staged, padded, jnp.full(2, len(path)))
     for row, start in enumerate((29, 25)):
         text = jnp.concatenate([tokens[row, :start], tree.tokens[row, jnp.asarray(path)]])[None]
         fresh = prefill(target, params, target.init_state(params, 1, 200), text, jnp.asarray([text.shape[1]]))[1]
@@ -187,21 +188,43 @@ def test_staged_scoring_extends_a_tree():
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_stacked_layers_equal_a_tuple():
-    target, params = small(layers=3, taps=(0, 2, 3))
+@pytest.mark.parametrize("window", (None, 5))
+def test_stacked_layers_equal_a_tuple(window):
+    target, params = small(layers=3, taps=(0, 2, 3), sliding_window=window)
     stacked = llama.stack_layers(params)
     tree, outputs = tree_of(PARENTS, 2), []
     for p in (params, stacked):
         _, state = prefilled(target, p)
         output, staged, state = score(target, p, state, tree)
         path = jnp.asarray([[0, 1, 4, 6]] * 2)
-        state = target.commit(state, target.widen(staged, 12), path, jnp.asarray([4, 2]))
+        state = commit(target, state, target.widen(staged, 12), path, jnp.asarray([4, 2]))
         state = target.insert(state, jnp.asarray([1, 7]), target.take(state, jnp.asarray([0, 0])))
         after = score(target, p, target.release(state, jnp.asarray([0])), tree)[0].logits
         outputs.append((output.logits, output.features, after))
     for a, b in zip(*outputs, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     assert outputs[0][1].shape == (2, 8, 3, 32)
+
+
+def test_a_ring_is_read_as_the_whole_text_is():
+    """Rows that move, too; and frequencies that depend on a text's room, not on the slots that are kept."""
+    rope = RopeConfig("dynamic", factor=4.0)
+    target, params = small(sliding_window=7, rope=rope, max_position_embeddings=32)
+    tokens, ring = prefilled(target, params)
+    unbounded = dataclasses.replace(target, config=dataclasses.replace(target.config, sliding_window=None))
+    whole = prefill(target, params, unbounded.init_state(params, 2, 200), tokens, jnp.asarray([29, 25]))[1]
+    assert ring.k[0].shape[2] == 8 and whole.k[0].shape[2] == 200 and ring.room == whole.room
+
+    @jax.jit
+    def after(state, tree):
+        output, staged, state = target.score(params, state, tree)
+        state = target.commit(state, staged, jnp.asarray([[0, 1, 4, 6]] * 2), jnp.asarray([3, 1]))
+        return output.logits, target.insert(state, jnp.asarray([0, 1]), target.take(state, jnp.asarray([1, 0])))
+
+    for seed in range(4):
+        tree = tree_of(PARENTS, 2, seed)
+        (logits, ring), (want, whole) = after(ring, tree), after(whole, tree)
+        np.testing.assert_allclose(logits, want, atol=1e-5)
 
 
 def test_taps_are_hidden_states_as_transformers_counts_them():

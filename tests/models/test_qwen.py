@@ -37,10 +37,13 @@ def test_logits_equal_transformers(variant):
     np.testing.assert_allclose(text.logits, want, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Qwen3Next", "Qwen3Moe"])
-def test_ragged_prefill_then_steps_equal_transformers(kind):
-    model = theirs(kind)
+@pytest.mark.parametrize("variant", ["Qwen3Next", "Qwen3Moe", "window", "window, stacked"])
+def test_ragged_prefill_then_steps_equal_transformers(variant):
+    kind, changes = VARIANTS[variant.split(",")[0]]
+    model = theirs(kind, **changes)
     target, params = ours(model)
+    if "stacked" in variant:
+        params = qwen.stack_layers(target.config, params)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, VOCAB, n) for n in (3, 17, 9)]
     padded = np.stack([np.pad(t, (0, 17 - len(t)), constant_values=96) for t in texts])
@@ -255,3 +258,41 @@ def test_the_mtp_head_scores_as_it_reads_texts():
         np.testing.assert_allclose(output.logits[:, 0], whole.logits[:, start], atol=2e-5)
     with pytest.raises(ValueError, match="MTP head"):
         mtp.score(kit.HYBRID, kit.small()[1], state, context[:, :5], chain_of(tokens[:, :5]))
+
+
+def test_further_steps_of_the_mtp_head_are_those_it_drafts():
+    """Behind the committed pairs up to some place, a chain of the head's own outputs."""
+    target, params = kit.small(MTP)
+    rng = np.random.default_rng(6)
+    t, steps = 9, 3
+    context = jnp.asarray(rng.normal(size=(2, t, 32)), jnp.float32)
+    tokens = jnp.asarray(rng.integers(0, VOCAB, (2, t + steps - 1)), jnp.int32)
+    run = jax.jit(mtp.forward_steps, static_argnums=(0, 4))
+    outputs, balance = run(MTP, params, context, tokens, steps)
+    assert len(outputs) == steps and balance > 0
+    mtp_score = jax.jit(mtp.score, static_argnums=0)
+    state = mtp.init_state(MTP, params, 2, 16)
+    for place in (4, 0, 8):
+        now, first = state, 0
+        for s, output in enumerate(outputs):
+            rows = context[:, : place + 1] if s == 0 else outputs[s - 1].context[:, place : place + 1]
+            drafted, staged = mtp_score(MTP, params, now, rows, chain_of(tokens[:, first : place + 1 + s]))
+            np.testing.assert_allclose(drafted.logits[:, -1], output.logits[:, place], atol=3e-5)
+            n = place + 1 + s - first
+            now = mtp.commit(now, staged, jnp.broadcast_to(jnp.arange(n), (2, n)), jnp.asarray([n, n]))
+            first = place + 1 + s
+    for short in ((tokens, steps - 1), (tokens[:, :0], 0)):
+        with pytest.raises(ValueError, match="tokens: got"):
+            mtp.forward_steps(MTP, params, context, *short)
+
+
+def test_gates_that_remember():
+    config = dataclasses.replace(kit.HYBRID, layer_types=("linear_attention",) * 3, linear_num_value_heads=64)
+    params = qwen_text.init_params(config, jax.random.key(1), scale=None, memory=(10.0, 1000.0))
+    for layer in params.layers:
+        step = jax.nn.softplus(layer.mixer.dt_bias)
+        assert (step > 0.99e-3).all() and (step < 1.01e-1).all() and 0.9 < np.std(np.log(step)) < 1.8
+        assert (jnp.exp(layer.mixer.a_log) >= 0.999).all() and (jnp.exp(layer.mixer.a_log) < 16.001).all()
+        assert abs(np.std(layer.mixer.qkv.kernel) * 32**0.5 - 1) < 0.1
+        assert abs(np.std(layer.mixer.out.kernel) * 512**0.5 - 6**-0.5) < 0.05
+    assert abs(np.std(params.embedding) * 32**0.5 - 1) < 0.1

@@ -84,6 +84,14 @@ def test_int8_rounds_the_dense_maps_and_shares_the_rest():
     assert views.int8(tied).head is None
 
 
+def test_int8_of_stacked_layers_is_that_of_each():
+    target, whole = Llama(CONFIG), params()
+    low, stacked = views.int8(whole), views.int8(stack_layers(whole))
+    for a, b in zip(jax.tree.leaves(stack_layers(low).layers), jax.tree.leaves(stacked.layers), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(logits(target, stacked), logits(target, low), atol=1e-5)
+
+
 def test_layers_that_are_none_are_refused():
     target, whole = Llama(CONFIG), params()
     for wrong in ((4,), (-1,), range(4)):

@@ -32,6 +32,7 @@ WRONG = [
     (("generate.py", "hi", "--top-p", "0.9"), "got a truncation with temperature 0"),
     (("generate.py", "hi", "--trace", "no/such/folder/a.html"), "--trace: got no/such/folder/a.html"),
     (("bench.py", "decode", "--max-len", "128"), "--max-len: got 128, takes at least"),
+    (("bench.py", "depth", "--repeats", "0"), "--repeats: got 0, takes 1 or more"),
 ]
 
 
@@ -61,7 +62,7 @@ def test_generate_streams_and_writes_json(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ("decode", "trees", "text", "peers", "coupling", "rules"))
+@pytest.mark.parametrize("command", ("decode", "trees", "text", "peers", "coupling", "rules", "depth", "drafters"))
 def test_benches_end_in_their_json(command, tmp_path):
     plot = [] if command == "text" else ["--plot", str(tmp_path / "plot.png")]
     done = run("bench.py", command, "--quick", "--json", str(tmp_path / "out.json"), *plot)
@@ -73,6 +74,9 @@ def test_benches_end_in_their_json(command, tmp_path):
         assert all(c["same_text"]["different"] == 0 for c in result["classes"].values())
     if command == "text":
         assert all(c["different"] == 0 for run in result.values() for c in run.values())
+    if command == "drafters":
+        rows = result["targets"]["small_hybrid"]["drafters"].values()
+        assert all(row[setting]["same_text"]["different"] == 0 for row in rows for setting in ("greedy", "sampled"))
     assert not plot or (tmp_path / "plot.png").stat().st_size > 1000
 
 

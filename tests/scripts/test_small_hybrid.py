@@ -1,14 +1,18 @@
 """The weights in the repository are those of their card."""
 
+import json
 import math
 import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import tokenizers
+from safetensors.numpy import load_file
 
-from scripts.hybrid import corpus
+from scripts.hybrid import corpus, export, shape
 from spec_jax.models import mtp, qwen_text
 from spec_jax.models.load import load_target
 
@@ -51,3 +55,22 @@ def test_it_reads_held_out_code_as_its_card_says(model):
     loss, agrees = read(model.params, tokens)
     assert abs(loss - said) < 0.8 < 0.6 * math.log(model.target.config.vocab_size)
     assert abs(agrees - agreed) < 0.15
+
+
+def test_training_on_from_it_writes_the_same_files(model, tmp_path):
+    """Exported again, nothing trained: every file that a loader reads, and the logits."""
+    config = model.target.config
+    assert config == shape.config()
+    tokenizer = tokenizers.Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
+    export.save(tmp_path, model.params, config, tokenizer, np.float16)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+        assert json.loads((tmp_path / name).read_text()) == json.loads((DIRECTORY / name).read_text()), name
+    old, new = (load_file(folder / "model.safetensors") for folder in (DIRECTORY, tmp_path))
+    assert {n: (x.shape, x.dtype) for n, x in new.items()} == {n: (x.shape, x.dtype) for n, x in old.items()}
+    for name, x in old.items():
+        np.testing.assert_allclose(new[name].astype(np.float32), x.astype(np.float32), rtol=0, atol=1e-7, err_msg=name)
+    again = load_target(tmp_path)
+    assert again.target == model.target and again.eos_token_ids == model.eos_token_ids
+    tokens = jnp.asarray([model.tokenizer.encode("import os\n\n\ndef main(path: str) -> None:\n    ")])
+    read = jax.jit(lambda params: qwen_text.forward_text(config, params, tokens).logits)
+    np.testing.assert_allclose(read(again.params), read(model.params), atol=1e-4)

@@ -137,6 +137,29 @@ def test_the_page_needs_nothing_else():
     assert "prefers-color-scheme:dark" in html and 'lang="en"' in html and 'name="viewport"' in html
 
 
+def test_the_script_is_a_fixed_one_whose_brackets_close():
+    """No token is ever in it; what it is made of is plain enough to check without an engine that runs it."""
+    reader, (script,) = read(page()), re.findall(r"<script>(.*?)</script>", page(), re.DOTALL)
+    assert script == trace_page._SCRIPT and [attrs for tag, attrs in reader.tags if tag == "script"][-1] == {}
+    assert balanced(script) and not balanced(script.replace("}", "", 1)) and not balanced(script.replace("'", "", 1))
+    assert not re.search(r"innerHTML|eval|document\.write|fetch|import|XMLHttpRequest", script)
+
+
+def balanced(script):
+    """Whether brackets and quotes close in order; for code without comments, templates and regular expressions."""
+    open_, quote = [], ""
+    for char in script:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            open_.append(")]}"["([{".index(char)])
+        elif char in ")]}" and (not open_ or open_.pop() != char):
+            return False
+    return not open_ and not quote
+
+
 def test_the_records_are_in_the_page():
     data = json.loads("".join(read(page()).script))
     assert [from_dict(r) for r in data["rounds"]] == ROUNDS and data["summary"] == SUMMARY

@@ -14,9 +14,13 @@ pytest.importorskip("tensorboardX", reason="writes the events")
 from safetensors.numpy import save_file  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
+from spec_jax.drafters.load import load_drafter  # noqa: E402
+from spec_jax.engine.decoder import Decoder  # noqa: E402
+from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.models.checkpoint import required_tensors  # noqa: E402
 from spec_jax.models.config import LlamaConfig  # noqa: E402
-from spec_jax.train import logs, weights_file  # noqa: E402
+from spec_jax.models.load import load_target  # noqa: E402
+from spec_jax.train import logs  # noqa: E402
 from spec_jax.train.store import Store  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_drafter.py"
@@ -102,7 +106,7 @@ def script(monkeypatch, capsys, target):
     return run
 
 
-def test_from_a_recipe_to_weights(tmp_path, script):
+def test_from_a_recipe_to_weights(tmp_path, script, target):
     recipe, run = tmp_path / "toy.toml", tmp_path / "run"
     recipe.write_text(RECIPE)
     out = script("--config", recipe, "--run", run, "--texts-only")
@@ -114,8 +118,15 @@ def test_from_a_recipe_to_weights(tmp_path, script):
     assert [row["step"] for row in rows] == list(range(1, 7))
     assert ["acceptance_length" in row for row in rows] == [False, False, True] * 2
     assert "acceptance_length" in out and {"loss", "confidence_loss", "right_1"} <= rows[0].keys()
-    about = weights_file.about(run / "out" / "drafter.safetensors")
-    assert about["steps"] == 6 and about["recipe"]["drafter"]["head"] == "markov"
+    about = json.loads((run / "out" / "training.json").read_text())
+    assert about["steps"] == 6 and about["kind"] == "block" and "acceptance_length" in about["reached"]
+    assert "12 answers" in (run / "out" / "README.md").read_text()
+    model = load_target(str(target))
+    loaded = load_drafter(run / "out", model)
+    engine = Engine(loaded.target, max_len=32, drafter=loaded.drafter, prefill_chunk=8)
+    [result] = Decoder(engine, model.params, loaded.params, batch=1).generate([(1, 2, 3)], 8)
+    plain = Decoder(Engine(model.target, max_len=32, prefill_chunk=8), model.params, batch=1)
+    assert result.tokens == plain.generate([(1, 2, 3)], 8)[0].tokens
     for name in ("loss.png", "acceptance.png"):
         assert (run / "out" / name).read_bytes()[:4] == b"\x89PNG"
     assert "holds a run" in script("--config", recipe, "--run", run, status=2)

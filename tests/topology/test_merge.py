@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_jax.topology.compact import compact, log_chance
-from spec_jax.topology.merge import discount, graft, merge, prune, rescore
+from spec_jax.topology.merge import discount, graft, merge, merge_traced, prune, rescore
 from tests.topology import kit
 
 SEED = st.integers(0, 2**16)
@@ -37,6 +37,33 @@ def test_merged_is_a_trie_of_both(one, two, twins, nodes):
     assert len(known) == min(nodes - 1, len(want))
     assert known == {path: pytest.approx(want[path], rel=1e-4) for path in known}
     assert list(known.values()) == pytest.approx(top(want, nodes - 1), rel=1e-4)
+
+
+TRACED = {keep: jax.jit(lambda a, b, keep=keep: merge_traced(a, b, 9, keep)) for keep in (False, True)}
+
+
+@given(SEED, SEED, TWINS, st.booleans())
+def test_a_merged_node_is_traced_to_the_first_draft(one, two, twins, keep):
+    first, second = kit.random_draft(one, twins=twins), kit.random_draft(two, n=9, twins=twins)
+    draft, origin = TRACED[keep](first, second)
+    kit.same(draft, merger(9, keep)(first, second))
+    own, names, joined = kit.plain_paths(first), _names(first), _names(draft)
+    for i in range(1, 9):
+        if not draft.tree.valid[i]:
+            assert origin[i] == -1
+        elif joined[i] in own:
+            assert first.tree.valid[origin[i]] and names[int(origin[i])] == joined[i]
+        else:
+            assert origin[i] == -1
+    assert origin[0] == 0
+
+
+def _names(draft):
+    """Every node's root path of tokens."""
+    tree, names = draft.tree, [()]
+    for i in range(1, tree.tokens.shape[0]):
+        names.append((*names[max(int(tree.parent[i]), 0)], int(tree.tokens[i])))
+    return names
 
 
 @given(SEED, SEED)

@@ -1,5 +1,7 @@
 """A toy DFlash learns a toy target: from prompts to the acceptance length of the engine."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,16 +9,21 @@ import pytest
 pytest.importorskip("grain", reason="reads the batches")
 pytest.importorskip("tensorboardX", reason="writes the events")
 
+from safetensors import safe_open  # noqa: E402
+
 from spec_jax.drafters.block.config import FULL, BlockConfig  # noqa: E402
-from spec_jax.drafters.block.drafter import BlockDrafter  # noqa: E402
 from spec_jax.drafters.block.heads.head import Plain  # noqa: E402
 from spec_jax.drafters.block.heads.markov import Markov  # noqa: E402
+from spec_jax.drafters.eagle.config import EagleConfig  # noqa: E402
+from spec_jax.drafters.load import load_drafter  # noqa: E402
+from spec_jax.drafters.medusa import MedusaConfig  # noqa: E402
 from spec_jax.engine.decoder import Decoder  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.models.config import RopeConfig  # noqa: E402
+from spec_jax.models.load import LoadedTarget  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
 from spec_jax.topology.growth import Growth  # noqa: E402
-from spec_jax.train import block, prompts, weights_file  # noqa: E402
+from spec_jax.train import block, features, heads, prompts  # noqa: E402
 from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
 from spec_jax.train.evaluate import Evaluation  # noqa: E402
 from spec_jax.train.fit import fit  # noqa: E402
@@ -32,6 +39,7 @@ from tests.train import toy  # noqa: E402
 
 WEIGHTS = toy.params()
 STEPS = 160
+MEDUSA = MedusaConfig(toy.V, 16, num_heads=3, final_norm_eps=toy.CONFIG.rms_norm_eps)
 DSPARK = Objective((("ce", 0.1), ("l1", 0.9)), (("decay", (("gamma", 4.0),)),), confidence=1.0)
 
 
@@ -54,6 +62,11 @@ def config(slots="fill_in", block_size=4, **changes):
     return BlockConfig(**(given | changes))
 
 
+def eagle(**changes):
+    sizes = {name: getattr(toy.CONFIG, name) for name in ("vocab_size", "hidden_size", "num_heads", "head_dim")}
+    return EagleConfig(**sizes, intermediate_size=32, num_kv_heads=1, taps=(1, 2), **changes)
+
+
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """The target's answers to passages of noise."""
@@ -68,12 +81,11 @@ def texts(tmp_path_factory):
 def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **options):
     """(state, rows, evaluation) of a run in a folder, from its newest checkpoint if there is one."""
     shape = Growth(nodes=forward.slots + 1, depth=forward.slots, width=1, children=1, candidates=4)
-    drafter = BlockDrafter(forward.config, shape, forward.head, block=8)
-    target = drafter.tapped(toy.target())
-    task = Task(forward, toy.target(), objective, anchors=8, steps=STEPS)
+    drafter, target = forward.drafter(shape), forward.tapped(toy.target())
+    task = Task(forward, features.with_last(target, toy.LAYERS), objective, anchors=8, steps=STEPS)
     held_out = [(3, 1), (5, 9, 2), (7, 7), (2, 11, 13)]
     engine = Engine(target, max_len=32, drafter=drafter, prefill_chunk=8)
-    as_drafter = lambda params: block.drafter_params(params, WEIGHTS)  # noqa: E731
+    as_drafter = lambda params: forward.as_drafter(params, WEIGHTS)  # noqa: E731
     evaluation = Evaluation(engine, WEIGHTS, held_out, 24, as_drafter=as_drafter, batch=4)
     params = forward.init(jax.random.key(1), WEIGHTS)
     optimizer = adamw(params, weight_decay=0.0)
@@ -92,8 +104,13 @@ def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **opt
     [
         (block.BlockForward(config()), Objective(weights=(("decay", (("gamma", 4.0),)),))),
         (block.BlockForward(config("shifted", 3), Markov(rank=8)), DSPARK),
+        (heads.EagleForward(eagle(), 3), Objective(weights=(("powers", (("base", 0.8),)),))),
+        (
+            heads.MedusaForward(MedusaConfig(toy.V, 16, 3, final_norm_eps=toy.CONFIG.rms_norm_eps), toy.LAYERS),
+            Objective(),
+        ),
     ],
-    ids=["DFlash", "DSpark"],
+    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa"],
 )
 def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
     state, rows, evaluation = trained(tmp_path, texts, forward, objective)
@@ -103,9 +120,11 @@ def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
     assert [r.tokens for r in evaluation.results] == text  # the drafter changes no text
     assert after["acceptance_length"] > before["acceptance_length"] + 0.5
     assert rows[-1]["step"] == STEPS and after["accepted_1"] > before["accepted_1"]
-    weights_file.save(tmp_path / "drafter.safetensors", state.params, {"steps": STEPS})
-    again = evaluation(weights_file.load(tmp_path / "drafter.safetensors", state.params))
-    assert again["acceptance_length"] == after["acceptance_length"]
+    whole = forward.as_drafter(state.params, WEIGHTS)
+    forward.save(tmp_path / "drafter", whole, "toy")
+    loaded = load_drafter(tmp_path / "drafter", LoadedTarget(toy.target(()), WEIGHTS, None, (), 64))
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, whole)
+    assert loaded.target.taps == forward.tapped(toy.target()).taps
 
 
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, texts):
@@ -140,3 +159,33 @@ def test_a_reduced_vocabulary_begins_with_the_targets_head():
     np.testing.assert_array_equal(params.lm_head.kernel, WEIGHTS.head.kernel[:, kept])
     with pytest.raises(ValueError, match="kept: got None"):
         forward.init(jax.random.key(0), WEIGHTS)
+
+
+def test_a_head_that_is_the_targets_is_neither_trained_nor_written(tmp_path):
+    kept = np.array([1, 4, 9, 20], np.int32)
+    small = {"draft_vocab_size": 4, "own_head": False}
+    shared = {block.KEPT: jax.numpy.asarray(kept)}
+    for name, forward in (
+        ("block", block.BlockForward(config(**small))),
+        ("eagle", heads.EagleForward(eagle(**small), 3)),
+    ):
+        params = forward.init(jax.random.key(0), WEIGHTS, kept)
+        assert params.lm_head is None
+        whole = forward.as_drafter(params, WEIGHTS, shared)
+        np.testing.assert_array_equal(whole.lm_head.kernel, WEIGHTS.head.kernel[:, kept])
+        forward.save(tmp_path / name, whole, "toy")
+        with safe_open(tmp_path / name / "model.safetensors", "numpy") as file:
+            assert not any("lm_head" in tensor for tensor in file.keys())  # noqa: SIM118
+        loaded = load_drafter(tmp_path / name, LoadedTarget(toy.target(()), WEIGHTS, None, (), 64))
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, whole)
+
+
+def test_eagles_first_loss_has_the_hidden_states_in_it(texts):
+    forward = heads.EagleForward(eagle(), 2)
+    task = Task(forward, features.with_last(forward.tapped(toy.target()), 2), Objective(regression=1.0), 4, 10)
+    params = forward.init(jax.random.key(0), WEIGHTS)
+    total, metrics = task.loss(params, toy.batch())
+    np.testing.assert_allclose(total, metrics["draft_loss"] + metrics["regression_loss"], rtol=1e-6)
+    plain = dataclasses.replace(task, forward=block.BlockForward(config()), target=toy.target())
+    with pytest.raises(ValueError, match="regression: got"):
+        plain.loss(plain.forward.init(jax.random.key(0), WEIGHTS), toy.batch())

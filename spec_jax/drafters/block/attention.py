@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import tree_attention
+from spec_jax.models.attention import held
 
 
 def attend(
@@ -19,26 +19,26 @@ def attend(
     v: Float[Array, "b kv s d"],
     causal: bool,
     window: int | None,
+    ring: bool = False,
 ) -> Float[Array, "b s heads d"]:
     """The rows of one block a batch row, at text positions length .. , over `length` cached rows and their block.
 
     A causal row sees itself and earlier rows of its block, another one the whole block. A window leaves what is
-    `window` or more positions away.
+    `window` or more positions away; with it the cache may be a ring (see `models.attention`).
     """
     b, s, _, d = q.shape
     if causal or window is None:
         mask = jnp.tril(jnp.ones((s, s), bool)) if causal else jnp.ones((s, s), bool)
         mask = jnp.broadcast_to(mask, (b, s, s))
-        return tree_attention(q, cache_k, cache_v, length, k, v, mask, d**-0.5, window=window)
+        return tree_attention(q, cache_k, cache_v, length, k, v, mask, d**-0.5, window=window, ring=ring)
     # Rows that see later ones are no tree path: their positions can't be read off a mask.
-    size = min(window, cache_k.shape[2])
-    start = jnp.maximum(length - size, 0)
-    cut = jax.vmap(lambda x, at: lax.dynamic_slice_in_dim(x, at, size, axis=1))
-    slot = start[:, None] + jnp.arange(size)
+    slots = cache_k.shape[2]
+    position = held(jnp.arange(slots), length[:, None], slots)[:, None]
     own = length[:, None] + jnp.arange(s)
-    seen = (slot < length[:, None])[:, None] & (own[:, :, None] - slot[:, None] < window)
+    seen = (position >= 0) & (own[:, :, None] - position < window)
     block = jnp.broadcast_to(block_mask(s, causal, window), (b, s, s))
-    keys, values = (jnp.concatenate([cut(c, start), x], axis=2) for c, x in ((cache_k, k), (cache_v, v)))
+    cache_v = jnp.where(seen.any(1)[:, None, :, None], cache_v, 0)  # a weight of 0 times NaN is NaN
+    keys, values = (jnp.concatenate(x, axis=2) for x in ((cache_k, k), (cache_v, v)))
     return _softmax(q, keys, values, jnp.concatenate([seen, block], axis=2))
 
 

@@ -29,7 +29,9 @@ class BlockConfig:
             the token behind slot k (DSpark, Domino).
         conv_kernel_size, conv_group_size: of DFlash 2's dynamic convolution; None for a network without it.
         per_layer_features: every layer has its own mix of the tapped layers (DFlare, arXiv 2606.02091).
-        draft_vocab_size: tokens that can be drafted; None: all. A smaller number has a head of its own.
+        draft_vocab_size: tokens that can be drafted; None: all.
+        own_head: with a draft_vocab_size, whether the map to logits is the drafter's own (trained, and in its file) or
+            the target's columns for those tokens.
         embedding_scale, output_multiplier, softcap: what multiplies embeddings and logits, and bounds the latter.
 
     Raises:
@@ -56,6 +58,7 @@ class BlockConfig:
     conv_group_size: int | None = None
     per_layer_features: bool = False
     draft_vocab_size: int | None = None
+    own_head: bool = True
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     softcap: float | None = None

@@ -15,7 +15,15 @@ from spec_jax.drafters import features, growing, ranking
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.expander import BlockExpander
 from spec_jax.drafters.block.heads.head import PLAIN, Block, Head, Plain
-from spec_jax.drafters.block.network import BlockParams, Context, context_rows, draft_rows, full_logits, slot_inputs
+from spec_jax.drafters.block.network import (
+    BlockParams,
+    Context,
+    context_rows,
+    draft_rows,
+    empty_context,
+    full_logits,
+    slot_inputs,
+)
 from spec_jax.drafters.block.shape import BestFirst
 from spec_jax.drafters.block.text import make_block
 from spec_jax.drafters.drafter import Committed
@@ -115,15 +123,11 @@ class BlockDrafter:
     def init(self, params: BlockParams, batch: int, max_len: int) -> BlockState:
         """Empty rows."""
         c, dtype = self.config, params.network.norm.dtype
-        slots = max_len + max(self.block, self.depth + 1)
-        empty = lambda: tuple(  # noqa: E731
-            jnp.zeros((batch, c.num_kv_heads, slots, c.head_dim), dtype) for _ in range(c.num_layers)
-        )
         seen, fit = growing.blank(self._growth, self.learner, batch, c.vocab_size)
         return BlockState(
-            context=Context(empty(), empty(), jnp.zeros(batch, jnp.int32)),
+            context=empty_context(c, batch, max_len + max(self.block, self.depth + 1), dtype),
             feature=jnp.zeros((batch, self.reads, c.hidden_size), dtype),
-            number=jnp.full((batch, self.nodes), -1),
+            number=jnp.full((batch, self.nodes), -1, jnp.int32),
             seen=seen,
             fit=fit,
         )
@@ -141,18 +145,18 @@ class BlockDrafter:
             raise ValueError(f"block: got {self.block}, takes at least the engine's prefill_chunk, {m}")
         positions = old.length[:, None] + jnp.arange(m)
         used = rows[:, :, : len(self.config.taps)]
-        k, v = context_rows(self.config, params.network, used, positions, old.k[0].shape[2])
+        k, v = context_rows(self.config, params.network, used, positions, old.room)
         in_order = jnp.broadcast_to(jnp.arange(m), rows.shape[:2])
-        write = lambda cache, new: attention.commit_rows(cache, new.swapaxes(1, 2), in_order, old.length)  # noqa: E731
+        place = (in_order, old.length, c.length, old.room)
+        write = lambda cache, new: attention.commit(cache, new.swapaxes(1, 2), *place)  # noqa: E731
         put = lambda caches, new: tuple(write(*pair) for pair in zip(caches, new, strict=True))  # noqa: E731
         fit = state.fit
         if c.tree is not None:
-            known = jnp.take_along_axis(state.number, jnp.minimum(c.path, self.nodes - 1), axis=1)
-            fit = growing.learn(self.learner, fit, state.seen, c, jnp.where(c.path < self.nodes, known, -1))
+            fit = growing.learn(self.learner, fit, state.seen, c, growing.on_path(state.number, c))
         last = jnp.take_along_axis(rows, jnp.maximum(c.length - 1, 0)[:, None, None, None], axis=1)[:, 0]
         return dataclasses.replace(
             state,
-            context=Context(put(old.k, k), put(old.v, v), old.length + c.length),
+            context=Context(put(old.k, k), put(old.v, v), old.length + c.length, old.room),
             feature=jnp.where((c.length > 0)[:, None, None], last, state.feature),
             fit=fit,
         )

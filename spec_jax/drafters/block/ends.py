@@ -37,6 +37,15 @@ class Ends:
         y = jnp.einsum("bkh,hbm->bkm", x, head.kernel[:, ids])
         return (y if head.bias is None else y + head.bias[ids][:, None]).astype(jnp.float32)
 
+    def columns(self, kept: Int[Array, "n"] | None = None) -> Dense:
+        """The head's columns for some tokens, in their order (None: all). ValueError for a head that can't be cut."""
+        head = Dense(self.embedding) if self.head is None else self.head
+        if not isinstance(head, Dense):
+            raise ValueError(f"ends: got a head that is a {type(head).__name__}, takes a dense one")
+        if kept is None:
+            return head
+        return Dense(head.kernel[:, kept], None if head.bias is None else head.bias[kept])
+
     def final(self, x: Float[Array, "*b hidden"], eps: float) -> Float[Array, "*b hidden"]:
         """The final norm."""
         return rms_norm(x, self.norm, eps)

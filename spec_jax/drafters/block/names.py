@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.heads.gru import Domino
@@ -15,6 +14,7 @@ from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import init_network
+from spec_jax.drafters.named import paths
 
 _NETWORK = {"fc.kernel": "fc.weight", "feature_norm": "hidden_norm.weight", "norm": "norm.weight"}
 _LAYER = {
@@ -82,17 +82,6 @@ def published(config: BlockConfig, head: Head) -> tuple[dict[str, str | None], d
         raise ValueError(f"head: got {what}, of which no published format is known; takes save_native instead")
     network, own = shapes(config, head)
     return {p: _network_name(p) for p in paths(network)}, {p: _head_name(head, p) for p in paths(own)}
-
-
-def paths(tree: Any) -> list[str]:
-    """The path of every leaf, as in layers.0.q.kernel."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-
-
-def from_file(path: str, tensor: Any, dtype: Any) -> jax.Array:
-    """A parameter from its tensor."""
-    return jnp.asarray(tensor.T if path.endswith(".kernel") else tensor).astype(dtype)
 
 
 def _network_name(path: str) -> str:

@@ -27,6 +27,7 @@ from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.drafters.files import check_names, write_directory
+from spec_jax.drafters.named import paths
 from spec_jax.models.checkpoint import CheckpointError
 from spec_jax.models.config import RopeConfig
 from spec_jax.models.linear import Dense
@@ -38,19 +39,28 @@ HEADS = {
 }
 
 
-def save_native(directory: str | Path, config: BlockConfig, head: Head, params: BlockParams, dtype: Any = None) -> None:
-    """Write a network, its head and, with a reduced vocabulary, its lm_head and kept tokens; nothing of the target.
+def save_native(
+    directory: str | Path,
+    config: BlockConfig,
+    head: Head,
+    params: BlockParams,
+    dtype: Any = None,
+    target: str | None = None,
+) -> None:
+    """Write a network, its head and, with a reduced vocabulary, its kept tokens and own lm_head; nothing of the target.
 
-    dtype: that of floating-point tensors in the file, the parameters' own if None.
+    dtype: that of floating-point tensors in the file, the parameters' own if None. target: what it was trained for.
     """
     tensors = {}
     parts = {part: getattr(params, part) for part in ("network", "head", "lm_head", "kept")}
+    parts |= {} if config.own_head else {"lm_head": None}
     for name, leaf in _named(parts):
         array = np.asarray(leaf)
         floating = jnp.issubdtype(array.dtype, jnp.floating)
         tensors[name] = array.astype(dtype) if dtype is not None and floating else array
     own = {"name": type(head).__name__, "settings": _settings(head)}
-    write_directory(directory, {"format": FORMAT, "network": dataclasses.asdict(config), "head": own}, tensors)
+    fields = {"format": FORMAT, "network": dataclasses.asdict(config), "head": own}
+    write_directory(directory, fields if target is None else fields | {"target": target}, tensors)
 
 
 def from_native(
@@ -79,19 +89,21 @@ def from_native(
     template: dict[str, Any] = {"network": network_shapes, "head": head_shapes}
     if config.draft_vocab_size is not None:
         small = config.draft_vocab_size
-        template["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, small), jnp.float32)}
+        if config.own_head:
+            template["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, small), jnp.float32)}
         template["kept"] = jax.ShapeDtypeStruct((small,), jnp.int32)
     pairs = _named(template)
     check_names(source, tensors, {name: leaf.shape for name, leaf in pairs})
     floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
     leaves = [jnp.asarray(tensors[n]).astype(dtype if floating(leaf) else leaf.dtype) for n, leaf in pairs]
     own = jax.tree.unflatten(jax.tree.structure(template), leaves)
-    lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None
-    return config, head, BlockParams(own["network"], ends, own["head"], lm_head, own.get("kept"))
+    kept = own.get("kept")
+    lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None if kept is None else ends.columns(kept)
+    return config, head, BlockParams(own["network"], ends, own["head"], lm_head, kept)
 
 
 def _named(parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return list(zip(names.paths(parts), jax.tree.leaves(parts), strict=True))
+    return list(zip(paths(parts), jax.tree.leaves(parts), strict=True))
 
 
 def _settings(head: Head) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from spec_jax.drafters.block import attention, conv
 from spec_jax.drafters.block.config import SLIDING, BlockConfig
 from spec_jax.drafters.block.conv import Conv
 from spec_jax.drafters.block.ends import Ends, apply
+from spec_jax.models.attention import kept_slots
 from spec_jax.models.linear import Dense, Linear
 from spec_jax.models.norms import rms_norm
 from spec_jax.models.rope import inverse_frequencies, rotate
@@ -72,11 +73,25 @@ class BlockParams:
 
 @flax.struct.dataclass
 class Context:
-    """Each layer's keys and values of committed tokens, [b, kv, slots, head_dim], and how many."""
+    """Each layer's keys and values of committed tokens, [b, kv, slots, head_dim], and how many.
 
-    k: tuple[Float[Array, "b kv slots d"], ...]
-    v: tuple[Float[Array, "b kv slots d"], ...]
+    `room` is the slots that a whole text takes; a sliding layer's cache of fewer is a ring (see `models.attention`).
+    """
+
+    k: tuple[Float[Array, "b kv _ d"], ...]
+    v: tuple[Float[Array, "b kv _ d"], ...]
     length: Int[Array, "b"]
+    room: int = flax.struct.field(pytree_node=False)
+
+
+def empty_context(config: BlockConfig, batch: int, room: int, dtype: Any) -> Context:
+    """No tokens, with room for `room` of them; sliding layers keep fewer (`kept_slots`)."""
+
+    def empty() -> tuple[Array, ...]:
+        slots = (kept_slots(room, _window(config, i)) for i in range(config.num_layers))
+        return tuple(jnp.zeros((batch, config.num_kv_heads, s, config.head_dim), dtype) for s in slots)
+
+    return Context(empty(), empty(), jnp.zeros(batch, jnp.int32), room)
 
 
 def context_rows(
@@ -98,14 +113,15 @@ def draft_rows(
     config: BlockConfig, network: Network, inputs: Float[Array, "b s hidden"], context: Context
 ) -> Float[Array, "b s hidden"]:
     """The last layer's outputs for a block of embedded slots at positions context.length .. ; before the final norm."""
-    s, slots = inputs.shape[1], context.k[0].shape[2]
+    s, room = inputs.shape[1], context.room
     positions = context.length[:, None] + jnp.arange(s)
 
     def mix(index: int, leaves: Layer, x: Array) -> Array:
-        q = _queries(config, leaves, x, positions, slots)
-        k, v = (y.swapaxes(1, 2) for y in _keys_values(config, leaves, x, positions, slots))
+        q = _queries(config, leaves, x, positions, room)
+        k, v = (y.swapaxes(1, 2) for y in _keys_values(config, leaves, x, positions, room))
         own = (context.k[index], context.v[index], context.length, k, v)
-        return attention.attend(q, *own, config.causal[index], _window(config, index))
+        ring = own[0].shape[2] < room
+        return attention.attend(q, *own, config.causal[index], _window(config, index), ring)
 
     return _layers(config, network, inputs, mix)
 

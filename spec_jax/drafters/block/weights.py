@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,8 +16,8 @@ from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.heads.head import Head
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
-from spec_jax.drafters.files import check_names, kept_tokens, write_directory
-from spec_jax.models.checkpoint import CheckpointError
+from spec_jax.drafters.files import check_names, kept_tokens, renamed, write_directory
+from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
 from spec_jax.models.linear import Dense
 
 
@@ -48,7 +47,7 @@ def from_tensors(
     """
     ends = ends_of(target_params)
     vocab = ends.embedding.shape[1]
-    try:
+    with reading_config(source):
         if "speculators_model_type" in fields:
             kind, config, head = published.read_speculators(fields, vocab)
         else:
@@ -60,16 +59,12 @@ def from_tensors(
         if kind == "treeflash":
             up = tensors.get("ar_approximation.d.weight")
             head = SwiGlu(1 if up is None else up.shape[1])
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{Path(source) / 'config.json'}: {error}") from error
-    tensors = _without_prefix(dict(tensors), kind)
-    network_names, head_names = names.published(config, head)
-    network_shapes, head_shapes = names.shapes(config, head)
-    wanted = _wanted(network_names, network_shapes) | _wanted(head_names, head_shapes)
+    tensors = renamed(source, tensors, lambda name: _usual(name, kind))
+    parts = list(zip(names.shapes(config, head), names.published(config, head), strict=True))
+    wanted = {n: s for shapes, known in parts for n, s in file_shapes(shapes, known.__getitem__).items()}
     tensors, ends, lm_head, kept, more = _vocabulary(source, config, tensors, ends, kind, dtype)
     check_names(source, tensors, wanted | more)
-    network = _built(network_names, network_shapes, tensors, dtype)
-    own = _built(head_names, head_shapes, tensors, dtype)
+    network, own = (from_file(shapes, known.__getitem__, tensors, dtype) for shapes, known in parts)
     return config, head, BlockParams(network, ends, own, lm_head, kept)
 
 
@@ -79,16 +74,7 @@ def to_tensors(config: BlockConfig, head: Head, params: BlockParams) -> dict[str
     Raises ValueError for parameters that the format has no place for.
     """
     network_names, head_names = names.published(config, head)
-    out: dict[str, np.ndarray] = {}
-    for known, tree in ((network_names, params.network), (head_names, params.head)):
-        for path, leaf in zip(names.paths(tree), jax.tree.leaves(tree), strict=True):
-            name, array = known[path], np.asarray(leaf)
-            if name is None:
-                if not (array == 1).all():
-                    raise ValueError(f"params: got a {path} other than 1, which the format has no place for")
-                continue
-            out[name] = array.T if path.endswith(".kernel") else array
-    return out
+    return to_file(params.network, network_names.__getitem__) | to_file(params.head, head_names.__getitem__)
 
 
 def save_published(
@@ -120,32 +106,11 @@ def save_speculators(
     write_directory(directory, publish.write_speculators(config, head, target), tensors)
 
 
-def _wanted(known: Mapping[str, str | None], shapes: Any) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for (path, name), leaf in zip(known.items(), jax.tree.leaves(shapes), strict=True):
-        if name is not None:
-            found[name] = leaf.shape[::-1] if path.endswith(".kernel") else leaf.shape
-    return found
-
-
-def _built(known: Mapping[str, str | None], shapes: Any, tensors: Mapping[str, np.ndarray], dtype: Any) -> Any:
-    leaves, structure = jax.tree.flatten(shapes)
-    made = [
-        jnp.ones(leaf.shape, leaf.dtype) if name is None else names.from_file(path, tensors[name], dtype)
-        for (path, name), leaf in zip(known.items(), leaves, strict=True)
-    ]
-    return structure.unflatten(made)
-
-
-def _without_prefix(tensors: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    """Domino's older logit_head., TreeFlash's model. for the backbone, and .weight behind saved codebooks."""
-    prefix = {"domino": "logit_head.", "treeflash": "model."}.get(kind)
-    if prefix is not None:
-        tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
-    if kind == "dflash2":
-        short = lambda n: n.removesuffix(".weight") if n.endswith("_codebook.weight") else n  # noqa: E731
-        tensors = {short(name): x for name, x in tensors.items()}
-    return tensors
+def _usual(name: str, kind: str) -> str:
+    """A name without Domino's older logit_head., TreeFlash's model. of the backbone, and .weight behind codebooks."""
+    if kind == "dflash2" and name.endswith("_codebook.weight"):
+        return name.removesuffix(".weight")
+    return name.removeprefix({"domino": "logit_head.", "treeflash": "model."}.get(kind, ""))
 
 
 def _vocabulary(

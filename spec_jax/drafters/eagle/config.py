@@ -35,7 +35,8 @@ class EagleConfig:
         fc_bias: whether the map in front has a bias.
         mask_token: P-EAGLE's id whose embedding stands in for tokens that are not drafted yet.
         final_norm_eps: of the target's final norm, which "fused" inputs apply; None: rms_norm_eps.
-        own_head: whether the head has its own map to logits; with a draft_vocab_size it has.
+        own_head: whether the map to logits is its own, as most published ones have it, or the target's: with a
+            draft_vocab_size its columns for those tokens.
         draft_vocab_size: tokens that can be drafted; None: all.
 
     Raises:
@@ -83,11 +84,6 @@ class EagleConfig:
             for name, only in (("norm_output", False), ("feature_norm", "none"), ("norm_before_residual", False)):
                 require(getattr(self, name) == only, name, getattr(self, name), f"{only} with fused inputs")
             require(mask is None, "mask_token", mask, "None with fused inputs")
-
-    @property
-    def has_head(self) -> bool:
-        """Whether its map to logits is its own."""
-        return self.own_head or self.draft_vocab_size is not None
 
     @property
     def logit_size(self) -> int:

@@ -42,7 +42,8 @@ class EagleHead:
         c, dtype = self.config, params.network.layers[0].mlp_norm.dtype
         shape = (batch, c.num_kv_heads, max_len, c.head_dim)
         empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(c.num_layers))  # noqa: E731
-        return AttentionState(empty(), empty(), jnp.zeros(batch, jnp.int32)), jnp.zeros((batch, c.hidden_size), dtype)
+        state = AttentionState(empty(), empty(), jnp.zeros(batch, jnp.int32), max_len)
+        return state, jnp.zeros((batch, c.hidden_size), dtype)
 
     def taken(self, features: Float[Array, "b n taps hidden"]) -> Float[Array, "b n taps hidden"]:
         """All tapped states; ValueError for others than the config's."""
@@ -82,8 +83,7 @@ class EagleHead:
             scale = self.config.head_dim**-0.5
             return tree_attention(q, state.k[i], state.v[i], state.length, k, v, mask, scale)
 
-        slots = state.k[0].shape[2]
-        x = network.run(self.config, params, context, rows(tree.tokens), rows(position), slots, attend)
+        x = network.run(self.config, params, context, rows(tree.tokens), rows(position), state.room, attend)
         return x, StagedRows(tuple(k for k, _ in new), tuple(v for _, v in new))
 
     def logits(self, params: EagleParams, context: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
@@ -123,7 +123,7 @@ class EagleHead:
         one = lambda to, x, at: to.at[:, at].set(x.astype(to.dtype), mode="drop")  # noqa: E731
         pairs = lambda caches, new: zip(caches, new, strict=True)  # noqa: E731
         put = lambda caches, new: tuple(jax.vmap(one)(*p, slot) for p in pairs(caches, new))  # noqa: E731
-        return AttentionState(put(state.k, staged.k), put(state.v, staged.v), state.length + length)
+        return AttentionState(put(state.k, staged.k), put(state.v, staged.v), state.length + length, state.room)
 
     def insert(self, state: AttentionState, rows: Int[Array, "r"], other: AttentionState) -> AttentionState:
         """Rows replaced."""

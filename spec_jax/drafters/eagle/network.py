@@ -202,7 +202,7 @@ def init_params(
     dtype: Any = jnp.float32,
     scale: float = 0.02,
 ) -> EagleParams:
-    """A random network over a target's ends; its own map to logits, if it has one, begins as the target's.
+    """A random network over a target's ends; its own map to logits, if it has one, begins as the target's columns.
 
     Raises:
         ValueError: for kept tokens that are not as many as the config says, or a head that can't be copied.
@@ -211,9 +211,9 @@ def init_params(
     if got != want:
         raise ValueError(f"kept: got {got} tokens, takes as many as draft_vocab_size says, {want}")
     lm_head = None
-    if config.has_head:
-        whole = Dense(ends.embedding) if ends.head is None else ends.head
-        if not isinstance(whole, Dense) or whole.bias is not None:
-            raise ValueError(f"ends: got a head that is a {type(whole).__name__} or has a bias, takes a dense one")
-        lm_head = Dense((whole.kernel if kept is None else whole.kernel[:, kept]).astype(dtype))
+    if config.own_head or kept is not None:
+        whole = ends.columns(kept)
+        if whole.bias is not None:
+            raise ValueError("ends: got a head with a bias, takes one without")
+        lm_head = Dense(whole.kernel.astype(dtype))
     return EagleParams(init_network(config, key, dtype, scale), ends, lm_head, kept)

@@ -12,6 +12,8 @@ from spec_jax.models.config import is_size, require, rope_from_hf
 SPECULATORS = ("eagle3", "peagle")
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3ForCausalLMEagle3")
 EAGLE1 = ("LlamaForCausalLMEagle",)
+HEAD, TARGET = "lm_head", "target"
+"""Our field that says that the map to logits is the target's, and not in the file."""
 
 
 def is_eagle(fields: Mapping[str, Any]) -> bool:
@@ -42,10 +44,11 @@ def read_config(fields: Mapping[str, Any], names: Collection[str], target: Any) 
         parallel = fields["speculators_model_type"] == "peagle"
         mask = fields.get("mask_token_id") if parallel else None
         require(not parallel or mask is not None, "mask_token_id", mask, "a token id")
-        own = {"mask_token": mask, "own_head": True}
+        require(fields.get(HEAD) in (None, TARGET), HEAD, fields.get(HEAD), repr(TARGET))
+        own = {"mask_token": mask, "own_head": fields.get(HEAD) != TARGET}
     elif fields["architectures"][0] in EAGLE1:
         require(fields.get("tie_word_embeddings", False) is False, "tie_word_embeddings", True, "false")
-        taps, own = (target.num_layers,), {"inputs": "fused", "fc_bias": "fc.bias" in names}
+        taps, own = (target.num_layers,), {"inputs": "fused", "fc_bias": fields.get("bias", "fc.bias" in names)}
         own |= {"own_head": "lm_head.weight" in names, "final_norm_eps": target.rms_norm_eps}
     else:
         require(fields.get("tie_word_embeddings", False) is False, "tie_word_embeddings", True, "false")
@@ -68,7 +71,8 @@ def read_config(fields: Mapping[str, Any], names: Collection[str], target: Any) 
     require(max(taps) <= target.num_layers, "layer ids", taps, f"the target's {target.num_layers} layers at most")
     small = fields.get("draft_vocab_size") or target.vocab_size
     own["draft_vocab_size"] = None if small == target.vocab_size else small
-    own["qk_norm"] = f"{top}self_attn.q_norm.weight" in names
+    normed = any(f"{top}self_attn.{p}_norm.weight" in names for p in "qk")
+    own["qk_norm"] = normed or layer is not fields and layer.get("model_type") == "qwen3"
     return _network(fields, layer, target, taps=taps, **own), top
 
 
@@ -130,7 +134,7 @@ def write_config(config: EagleConfig, target: Mapping[str, Any], steps: int) -> 
         "attention_bias": c.attention_bias,
     }
     if c.inputs == "fused":
-        return layer | {"architectures": list(EAGLE1), "draft_vocab_size": c.logit_size}
+        return layer | {"architectures": list(EAGLE1), "draft_vocab_size": c.logit_size, "bias": c.fc_bias}
     kind = "eagle3" if c.mask_token is None else "peagle"
     fields: dict[str, Any] = {
         "speculators_model_type": kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.drafters.block.ends import Ends, ends_of
-from spec_jax.drafters.block.names import from_file, paths
 from spec_jax.drafters.eagle import published
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.eagle.network import EagleParams, init_network
 from spec_jax.drafters.files import check_names, kept_tokens, write_directory
+from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
 from spec_jax.models.checkpoint import CheckpointError
 from spec_jax.models.linear import Dense
 
@@ -28,7 +29,8 @@ _LAYER = {
     **{f"{p}_norm": f"self_attn.{p}_norm.weight" for p in "qk"},
     **{f"{p}.kernel": f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")},
 }
-_NETWORK = {"fc.kernel": "fc.weight", "fc.bias": "fc.bias", "norm": "norm.weight", "mask_hidden": "mask_hidden"}
+MASK = "mask_hidden"
+_NETWORK = {"fc.kernel": "fc.weight", "fc.bias": "fc.bias", "norm": "norm.weight", MASK: MASK}
 
 
 def from_tensors(
@@ -48,16 +50,14 @@ def from_tensors(
             named; or a config that is of no known kind, contradicts itself or is for another target.
     """
     tensors = dict(tensors)
-    try:
+    with reading_config(source):
         config, middle = published.read_config(fields, tensors, target.config)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{Path(source) / 'config.json'}: {error}") from error
     wide, size = (config.vocab_size, config.hidden_size), config.logit_size
     shapes = jax.eval_shape(lambda key: init_network(config, key), jax.random.key(0))
-    leaves, structure = jax.tree.flatten(shapes)
-    known = [(path, _name(config, path, middle), leaf) for path, leaf in zip(paths(shapes), leaves, strict=True)]
-    wanted = {name: _file_shape(path, leaf.shape) for path, name, leaf in known}
-    wanted |= {"lm_head.weight": (size, config.hidden_size)} if config.has_head else {}
+    name = functools.partial(_name, config, middle=middle)
+    wanted = file_shapes(shapes, name)
+    wanted |= {MASK: (1, 1, *wanted[MASK])} if MASK in wanted else {}
+    wanted |= {"lm_head.weight": (size, config.hidden_size)} if config.own_head else {}
     wanted |= {"embed_tokens.weight": wide} if "embed_tokens.weight" in tensors else {}
     small = config.draft_vocab_size is not None
     wanted |= {"d2t": (size,)} if small or "d2t" in tensors else {}
@@ -68,21 +68,19 @@ def from_tensors(
         kept = kept_tokens(source, tensors["d2t"], tensors.get("t2d"), config.vocab_size)
         if not small and (kept != np.arange(size)).any():
             raise CheckpointError(f"{source}: d2t moves tokens, though all of them are drafted")
-    made = [from_file(path, tensors[name].reshape(wanted[name]), dtype) for path, name, _ in known]
-    made = [x.reshape(leaf.shape) for x, (_, _, leaf) in zip(made, known, strict=True)]
-    head = Dense(jnp.asarray(tensors["lm_head.weight"].T).astype(dtype)) if config.has_head else None
     ends = _ends(tensors, ends_of(target_params), dtype)
-    return config, EagleParams(structure.unflatten(made), ends, head, jnp.asarray(kept) if small else None)
+    head = Dense(jnp.asarray(tensors["lm_head.weight"].T).astype(dtype)) if config.own_head else None
+    head = ends.columns(jnp.asarray(kept)) if head is None and small else head
+    return config, EagleParams(
+        from_file(shapes, name, tensors, dtype), ends, head, jnp.asarray(kept) if small else None
+    )
 
 
 def to_tensors(config: EagleConfig, params: EagleParams) -> dict[str, np.ndarray]:
     """Tensors in the names of `save`: those of the network, and of a map to logits of its own."""
-    out: dict[str, np.ndarray] = {}
-    for path, leaf in zip(paths(params.network), jax.tree.leaves(params.network), strict=True):
-        array = np.asarray(leaf)
-        array = array.T if path.endswith(".kernel") else array
-        out[_name(config, path, "layers.0.")] = array.reshape(_file_shape(path, leaf.shape))
-    if params.lm_head is not None:
+    out = to_file(params.network, functools.partial(_name, config, middle="layers.0."))
+    out |= {MASK: out[MASK][None, None]} if MASK in out else {}
+    if config.own_head and params.lm_head is not None:
         if not isinstance(params.lm_head, Dense) or params.lm_head.bias is not None:
             raise ValueError(f"lm_head: got a {type(params.lm_head).__name__} or a bias, takes a dense one without")
         out["lm_head.weight"] = np.asarray(params.lm_head.kernel).T
@@ -101,9 +99,10 @@ def save(
     target: Mapping[str, Any],
     steps: int = 5,
     dtype: Any = None,
+    copy_head: bool = True,
 ) -> None:
     """Write a directory that `drafters.load.load_drafter` reads: EAGLE-3 and P-EAGLE in the speculators format, EAGLE-1
-    in SGLang's. Of the target's own arrays nothing is written.
+    in SGLang's. Of the target's own arrays nothing is written but the map to logits that the speculators format wants.
 
     Args:
         directory: made if it is not there.
@@ -112,16 +111,19 @@ def save(
         target: the target's name_or_path and architectures.
         steps: tokens that it was trained to draft.
         dtype: that of floating-point tensors in the file, the parameters' own if None.
+        copy_head: False leaves out a map to logits that is the target's: a smaller directory, for this library alone.
     """
     tensors = to_tensors(config, params)
-    if config.inputs == "joined" and "lm_head.weight" not in tensors:
-        whole = Dense(params.ends.embedding) if params.ends.head is None else params.ends.head
-        assert isinstance(whole, Dense)
-        tensors["lm_head.weight"] = np.asarray(whole.kernel).T
+    fields = published.write_config(config, target, steps)
+    if config.inputs == "joined" and not config.own_head:
+        if copy_head:
+            tensors["lm_head.weight"] = np.asarray(params.ends.columns(params.kept).kernel).T
+        else:
+            fields[published.HEAD] = published.TARGET
     if dtype is not None:
         cast = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
         tensors = {name: cast(x) for name, x in tensors.items()}
-    write_directory(directory, published.write_config(config, target, steps), tensors)
+    write_directory(directory, fields, tensors)
 
 
 def _name(config: EagleConfig, path: str, middle: str) -> str:
@@ -134,10 +136,6 @@ def _name(config: EagleConfig, path: str, middle: str) -> str:
         return f"fc_norm.{path.split('.')[1]}.weight" if config.feature_norm == "each" else "input_norm.weight"
     _, index, leaf = path.split(".", 2)
     return (middle if index == "0" else f"layers.{index}.") + _LAYER[leaf]
-
-
-def _file_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (1, 1, *shape) if path == "mask_hidden" else shape[::-1] if path.endswith(".kernel") else shape
 
 
 def _ends(tensors: Mapping[str, np.ndarray], ends: Ends, dtype: Any) -> Ends:

@@ -9,7 +9,9 @@ import pytest
 
 from spec_jax.drafters.block import network
 from spec_jax.drafters.block.config import FULL, SLIDING, causal_layers, default_taps
+from spec_jax.drafters.block.drafter import BlockDrafter, chain
 from spec_jax.drafters.block.network import Context
+from spec_jax.drafters.drafter import Committed
 from spec_jax.models.norms import rms_norm
 from tests.drafters.block import kit
 
@@ -28,7 +30,7 @@ def context_of(c, params, features, slots):
     k, v = network.context_rows(c, params.network, features, jnp.broadcast_to(jnp.arange(n), (b, n)), slots)
     pad = ((0, 0), (0, 0), (0, slots - n), (0, 0))
     room = lambda x: jnp.pad(x.swapaxes(1, 2), pad, constant_values=jnp.nan)  # noqa: E731
-    return lambda length: Context(tuple(map(room, k)), tuple(map(room, v)), length)
+    return lambda length: Context(tuple(map(room, k)), tuple(map(room, v)), length, slots)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,6 +47,26 @@ def test_training_sees_what_decoding_sees(kind):
     for i in range(3):
         alone = one(inputs[:, i], anchors[:, i])
         np.testing.assert_allclose(together[:, i], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ("sliding causal", "sliding"))
+def test_sliding_layers_keep_a_ring(kind):
+    """Over chunks of any length, a block's rows are those over the whole context."""
+    c, n, m = kit.config(**KINDS[kind]), 24, 8
+    own, features = kit.params(c), kit.features(n=n)
+    drafter = BlockDrafter(c, chain(c), kit.HEADS["plain"], block=m)
+    observe, make = kit.jit(drafter.observe), context_of(c, own, features, n)
+    rows = kit.jit(lambda context, x: network.draft_rows(c, own.network, x, context))
+    inputs = network.slot_inputs(c, own.ends, jnp.array([3, 4]))
+    state, length, zeros = drafter.init(own, 2, n - m), np.zeros(2, int), jnp.zeros((2, m), jnp.int32)
+    kept = [x.shape[2] for x in state.context.k]
+    assert kept == [8 if kind == SLIDING else n for kind in c.layer_types]
+    for counts in ((8, 3), (0, 8), (1, 4), (7, 1)):
+        taps = features[np.arange(2)[:, None], (length[:, None] + np.arange(m))]
+        order = jnp.broadcast_to(jnp.arange(m), (2, m))
+        block = Committed(zeros, jnp.asarray(length), jnp.asarray(counts), zeros[:, 0], order, taps)
+        state, length = observe(own, state, block), length + counts
+        np.testing.assert_allclose(rows(state.context, inputs), rows(make(jnp.asarray(length)), inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ("full", "block-causal", "sliding causal", "sliding"))

@@ -101,7 +101,7 @@ def test_draft_logits_are_those_of_dflash(kind):
     inputs = network.slot_inputs(config, params.ends, anchor)
     k, v = network.context_rows(config, params.network, features, jnp.arange(T)[None], T + B)
     room = lambda x: jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, B), (0, 0)))  # noqa: E731
-    context = network.Context(tuple(map(room, k)), tuple(map(room, v)), jnp.array([T]))
+    context = network.Context(tuple(map(room, k)), tuple(map(room, v)), jnp.array([T]), T + B)
     hidden = kit.jit(lambda x: network.draft_rows(config, params.network, x, context))(inputs)
     block = make_block(config, params, head, anchor, anchor, features[:, -1], hidden)
     with torch.no_grad():
@@ -136,8 +136,11 @@ def hf_target(tensors):
     return model
 
 
+LONG = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "DFlash 2, wide")]
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ("full", "causal", "DFlash 2, wide"))
+@pytest.mark.parametrize("kind", ["full", *LONG])
 def test_rounds_accept_as_many_tokens_as_dflashs(kind, monkeypatch):
     # transformers' last hidden state is normed, ours is not: published drafters read earlier ones
     model, fields, tensors = reference(kind, (0, 1))

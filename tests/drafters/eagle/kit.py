@@ -28,7 +28,7 @@ SIZES = {
 }  # fmt: skip
 CHAIN = Growth(nodes=K + 1, depth=K, width=1, children=1, ranking="coupled")
 CONFIGS = {
-    "eagle3": EagleConfig(**SIZES, taps=(1, 2, 3), draft_vocab_size=len(KEPT)),
+    "eagle3": EagleConfig(**SIZES, taps=(1, 2, 3), own_head=True, draft_vocab_size=len(KEPT)),
     "eagle3.1": EagleConfig(
         **SIZES, taps=(0, 2, 3), norm_output=True, feature_norm="each", qk_norm=True, norm_before_residual=True
     ),

@@ -22,12 +22,13 @@ class Case:
     slots: int = 300
     window: int | None = None
     sinks: int = 0
+    ring: bool = False
     soft_cap: float | None = None
     dtype: str = "float32"
     scale: float = 0.3
 
     def options(self):
-        return {"window": self.window, "sinks": self.sinks, "soft_cap": self.soft_cap}
+        return {"window": self.window, "sinks": self.sinks, "ring": self.ring, "soft_cap": self.soft_cap}
 
 
 CASES = {
@@ -50,6 +51,15 @@ CASES = {
     "sinks": Case(lengths=(0, 2, 129, 300), used=(16, 16, 9, 16), window=20, sinks=4),
     "many sinks": Case(lengths=(20, 150, 300), used=(16, 16, 16), window=9, sinks=140),
     "sinks and no window left": Case(lengths=(256, 128), used=(16, 16), window=1, sinks=5),
+    "ring": Case(lengths=(0, 90, 256, 257, 1000), used=(16, 9, 16, 1, 16), slots=256, window=200, ring=True),
+    "ring that ends in a block": Case(
+        lengths=(1, 299, 301, 650, 913), used=(16, 16, 3, 16, 16), slots=300, window=301, ring=True, heads=2, kv=1
+    ),
+    "short ring": Case(lengths=(0, 3, 8, 9, 22), used=(6, 6, 6, 2, 6), n=6, slots=8, window=6, ring=True, d=32),
+    "ring for a window of one": Case(lengths=(0, 8, 13), used=(6, 6, 6), n=6, slots=8, window=1, ring=True, d=32),
+    "ring, bfloat16": Case(
+        lengths=(150, 384, 500), used=(16, 7, 16), slots=384, window=300, ring=True, soft_cap=3.0, dtype="bfloat16"
+    ),
     "soft cap": Case(lengths=(0, 150, 300), used=(16, 16, 2), soft_cap=2.0, scale=1.0),
     "all together": Case(lengths=(1, 150, 300), used=(16, 7, 16), window=50, sinks=3, soft_cap=3.0, heads=8),
     "bfloat16": Case(lengths=(0, 1, 129, 300), used=(16, 1, 9, 16), dtype="bfloat16"),
@@ -97,12 +107,14 @@ def real(case: Case) -> np.ndarray:
 
 
 def seen_slots(case: Case, row: int, mask: np.ndarray) -> np.ndarray:
-    """[n, slots]: which cache slots a row's nodes see, position by position."""
+    """[n, slots]: which cache slots a row's nodes see, position by position; later ones go around a ring."""
     length, seen = case.lengths[row], np.zeros((mask.shape[0], case.slots), bool)
+    assert case.ring or length <= case.slots
     for i in range(mask.shape[0]):
         position = length + mask[i].sum() - 1
-        for slot in range(min(length, case.slots)):
-            seen[i, slot] = case.window is None or position - slot < case.window or slot < case.sinks
+        for at in range(length):
+            near = case.window is None or position - at < case.window or at < case.sinks
+            seen[i, at % case.slots] = near
     return seen
 
 

@@ -29,6 +29,9 @@ def replaced(index, value):
         (ARGS, {"window": 0}, "window: got 0"),
         (ARGS, {"sinks": 2}, "sinks: got 2 with window None"),
         (ARGS, {"sinks": -1, "window": 3}, "sinks: got -1"),
+        (ARGS, {"ring": True}, "ring: got window None and sinks None with 16 slots, takes a window"),
+        (ARGS, {"ring": True, "window": 18}, "ring: got window 18"),
+        (ARGS, {"ring": True, "window": 4, "sinks": 1}, "ring: got window 4 and sinks 1"),
         (ARGS, {"soft_cap": 0.0}, "soft_cap: got 0.0"),
         (ARGS, {"implementation": "cuda"}, "implementation: got 'cuda', takes None or one of xla, pallas_tpu"),
         (

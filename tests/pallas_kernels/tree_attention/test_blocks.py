@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.traffic import dma_bytes
 from pallas_kernels.tree_attention import gpu, tpu
 from pallas_kernels.tree_attention.blocks import Blocks
+from pallas_kernels.tree_attention.ring import Ring
 
 
 @given(
@@ -35,6 +36,23 @@ def test_every_visible_block_once(size, slots, length, window, sinks):
         assert not blocks.whole(block, length, 5) or all(inside)
 
 
+@given(size=st.sampled_from([4, 7]), slots=st.integers(1, 30), length=st.integers(0, 100), narrower=st.integers(0, 30))
+def test_every_visible_block_of_a_ring_once(size, slots, length, narrower):
+    window = max(1, slots + 1 - narrower)
+    ring = Ring(size, slots, window)
+    visible = {p % slots for p in range(max(0, length - window + 1), length)}
+    at = jnp.int32(length)
+    assert visible == {slot for slot in range(slots + size) if ring.visible(slot, at, 0)}
+    count, every = int(ring.count(at)), -(-slots // size)
+    read = [int(ring.at(step, at)) for step in range(ring.steps + 2)]
+    assert {slot // size for slot in visible} == set(read[:count]) and len(set(read[:count])) == count <= ring.steps
+    assert set(read[count:]) <= {read[max(count - 1, 0)]} and 0 <= min(read) <= max(read) < every
+    assert max([0, *(slot // size + 1 for slot in visible)]) <= ring.used(at) <= every
+    for block in range(every):
+        inside = [ring.visible(slot, at, 5) for slot in range(block * size, (block + 1) * size)]
+        assert not ring.whole(block, at, 5) or all(inside)
+
+
 def shapes(n, lengths, slots=8192, kv=8, heads=32, d=128):
     array = lambda *shape: jax.ShapeDtypeStruct((len(lengths), *shape), jnp.bfloat16)  # noqa: E731
     return array(n, heads, d), array(kv, slots, d), array(kv, n, d), np.array(lengths)
@@ -53,6 +71,8 @@ def test_bytes_follow_the_text_and_the_window(kernel):
     ragged = kernel.bytes_moved(*shapes(8, [8192, 0]))
     windowed = kernel.bytes_moved(*shapes(8, [8192] * 2), window=1024, sinks=4)
     assert 0.49 < ragged / whole < 0.56 and 0.1 < windowed / whole < 0.27
+    ring = kernel.bytes_moved(*shapes(8, [8192] * 2, slots=1024), window=1024, ring=True)
+    assert 0.1 < ring / whole and ring <= kernel.bytes_moved(*shapes(8, [8192] * 2), window=1024)
 
 
 def test_blocks_are_counted_when_their_index_changes():

@@ -25,6 +25,8 @@ SHAPES = {
     "phi 3": (32, 32, 96, 32, 32, 2048, "bfloat16", {"window": 2047}),
     "gemma 2": (4, 8, 256, 8, 16, 4096, "bfloat16", {"window": 4096, "soft_cap": 50.0}),
     "gemma 2, float32": (4, 8, 256, 16, 16, 4096, "float32", {"soft_cap": 50.0}),
+    "ring": (8, 32, 128, 16, 16, 4096, "bfloat16", {"window": 4096, "ring": True}),
+    "ring of no whole blocks": (3, 9, 64, 13, 13, 200, "float32", {"window": 100, "ring": True}),
     "sinks": (8, 32, 128, 16, 16, 4096, "bfloat16", {"window": 1024, "sinks": 4}),
 }
 TARGETS = {"pallas_tpu": "tpu_custom_call", "pallas_gpu": "__gpu$xla.gpu.triton"}

@@ -10,10 +10,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.tree_attention import gpu, masks, tpu
 from pallas_kernels.tree_attention.blocks import Blocks
+from pallas_kernels.tree_attention.ring import Ring
 from tests.pallas_kernels.tree_attention.cases import CASES, Case, arrays, dense, real
 from tests.pallas_kernels.tree_attention.check import check
 
-QUICK = ("ragged", "odd nodes", "short cache", "rectangular", "many sinks", "all together", "bfloat16, all together")
+QUICK = (
+    *("ragged", "odd nodes", "short cache", "rectangular", "many sinks", "all together", "bfloat16, all together"),
+    *("ring that ends in a block", "short ring"),
+)
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
@@ -76,6 +80,23 @@ def test_planted_faults_are_found(kernel, fault, monkeypatch):
     case = Case(lengths=(130, 290), used=(8, 7), n=8, heads=2, kv=1, d=32, window=2, sinks=3)
     owner, name, wrong = FAULTS[fault]
     monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(AssertionError):
+        check(interpreted(kernel, case), case)
+
+
+RING_FAULTS = {
+    "modulo off by one": ("_lap", lambda self, position: position // (self.slots + 1) * (self.slots + 1)),
+    "not around": ("at", lambda self, step, length: jnp.minimum(AT(self, 0, length) + step, self._every - 1)),
+    "stale slots seen": ("_sees", lambda self, position, length, depth: position >= 0),
+}
+AT = Ring.at
+
+
+@pytest.mark.parametrize("fault", RING_FAULTS)
+@pytest.mark.parametrize("kernel", (tpu, gpu), ids=("tpu", "gpu"))
+def test_planted_faults_of_a_ring_are_found(kernel, fault, monkeypatch):
+    case = Case(lengths=(290, 700), used=(8, 7), n=8, heads=2, kv=1, d=32, slots=256, window=150, ring=True)
+    monkeypatch.setattr(Ring, *RING_FAULTS[fault])
     with pytest.raises(AssertionError):
         check(interpreted(kernel, case), case)
 

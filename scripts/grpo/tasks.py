@@ -1,0 +1,78 @@
+"""Prompts whose answers a program can check: sums, and Python that has to parse."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Prompts, the reward of (prompt's index, response) in 0 .. 1, and texts worth imitating, if there are some."""
+
+    prompts: tuple[str, ...]
+    reward: Callable[[int, str], float]
+    solved: tuple[str, ...] = ()
+
+
+def worked_sums(count: int, seed: int) -> Task:
+    """Sums of two two-digit numbers, worked column by column, for a model that knows these letters only.
+
+    "47+38=" asks for "7+8=15;1+4+3=8;85.". The reward is half for the ones' column, half for the sum.
+    """
+    rng = np.random.default_rng(seed)
+    pairs = [(int(a), int(b)) for a, b in rng.integers(10, 100, (count, 2))]
+
+    def work(a: int, b: int) -> str:
+        carry = (a % 10 + b % 10) // 10
+        return f"{a % 10}+{b % 10}={a % 10 + b % 10};{carry}+{a // 10}+{b // 10}={carry + a // 10 + b // 10};{a + b}."
+
+    def reward(i: int, response: str) -> float:
+        a, b = pairs[i]
+        first, *rest = response.split(";")
+        ends = re.fullmatch(r"(\d+)\.", rest[-1]) if rest else None
+        return 0.5 * (first == work(a, b).split(";")[0]) + 0.5 * (ends is not None and int(ends[1]) == a + b)
+
+    return Task(tuple(f"{a}+{b}=" for a, b in pairs), reward, tuple(work(a, b) for a, b in pairs))
+
+
+def chat_sums(count: int, seed: int) -> Task:
+    """Sums in words for a chat model. The reward is whether the last number of its answer is the sum."""
+    rng = np.random.default_rng(seed)
+    pairs = [(int(a), int(b)) for a, b in rng.integers(10, 100, (count, 2))]
+
+    def reward(i: int, response: str) -> float:
+        numbers = re.findall(r"\d+", response)
+        return float(bool(numbers) and int(numbers[-1]) == sum(pairs[i]))
+
+    ask = "Add {} and {}. Write the sum as a number, then say it again in a short sentence."
+    return Task(tuple(ask.format(a, b) for a, b in pairs), reward)
+
+
+def parsing(count: int, seed: int) -> Task:
+    """Beginnings of Python functions. The reward is the part of the lines up to which the whole parses."""
+    names = ("read", "close", "add", "remove", "find", "count", "update", "copy", "sort", "merge", "split", "parse")
+    rng = np.random.default_rng(seed)
+    prompts = tuple(
+        f"def {names[i % len(names)]}_{names[int(rng.integers(len(names)))]}(self, name):\n    " for i in range(count)
+    )
+
+    def reward(i: int, response: str) -> float:
+        lines = (prompts[i] + response).split("\n")
+        for end in range(len(lines), 1, -1):
+            try:
+                ast.parse("\n".join(lines[:end]))
+            except (SyntaxError, ValueError, MemoryError, RecursionError):
+                continue
+            return end / len(lines)
+        return 0.0
+
+    return Task(prompts, reward)
+
+
+TASKS = {"toy": worked_sums, "small_hybrid": parsing}
+"""By model; all others are asked in words."""

@@ -1,0 +1,302 @@
+"""GRPO whose rollouts speculate, beside the same rollouts without: same keys, same tokens, and the time of both.
+
+    rollout_grpo.py                                    # a small transformer learns to add; starts by imitation
+    rollout_grpo.py --model small_hybrid               # Python that parses
+    rollout_grpo.py --model smollm2 --prompts 4 --batch 2 --group 4 --steps 4
+    rollout_grpo.py --run DIR --steps 40 --resume      # go on with a run
+    rollout_grpo.py --plot curves.png --json result.json
+
+Every step prints reward, rollout seconds of both sides, tokens per target pass, and whether the toggle let it draft;
+the last line is one of JSON (grpo/grpo.schema.json). The run (checkpoints, log.jsonl) is in --run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax"))
+
+import choose  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from grpo import policy as policies  # noqa: E402
+from grpo import tasks, trainer  # noqa: E402
+
+from benches import output, schema  # noqa: E402
+from spec_jax.audit.replay import Replay, replay  # noqa: E402
+from spec_jax.control.throughput import Throughput  # noqa: E402
+from spec_jax.drafters.siblings import Siblings  # noqa: E402
+from spec_jax.engine.engine import Engine  # noqa: E402
+from spec_jax.models.qwen import QwenParams  # noqa: E402
+from spec_jax.models.qwen_config import QwenConfig  # noqa: E402
+from spec_jax.rollout.engine import RolloutEngine  # noqa: E402
+from spec_jax.rollout.records import Rollout  # noqa: E402
+from spec_jax.rollout.toggle import Toggle  # noqa: E402
+from spec_jax.sampling.settings import Sampling  # noqa: E402
+from spec_jax.train import checkpoints, logs, step  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+KEYS = ("model", "seed", "prompts", "batch", "group", "max_new", "temperature", "rate", "warm_up")
+
+
+def main() -> None:
+    """Policy, engines, steps, result."""
+    args = _parse()
+    model = policies.load(args.model, args.seed)
+    task = tasks.TASKS.get(args.model, tasks.chat_sums)(args.prompts, args.seed)
+    prompts = [model.encode(p) for p in task.prompts]
+    run = _Run(args, model, task, prompts)
+    kept = checkpoints.Checkpoints(args.run / "checkpoints", {k: getattr(args, k) for k in KEYS})
+    with kept:
+        if not args.resume and kept.settings() is not None:
+            raise ValueError(f"--run: {args.run} holds a run; go on with it by --resume or name another folder")
+        run.begin(kept)
+        with logs.Log(args.run, int(run.state.step)) as log:
+            while int(run.state.step) < args.steps:
+                row = run.step()
+                log.write(int(row["step"]), row)
+                kept.save(run.saved())
+                print(_line(row), flush=True)
+    result = run.result(logs.read(args.run)) | {"tunix": run.tunix() if args.tunix else None}
+    output.finish(result, schema.load("grpo", Path(__file__).parent / "grpo"), args, _plot)
+
+
+class _Run:
+    """The policy in training, and the engines that roll it out."""
+
+    def __init__(
+        self, args: argparse.Namespace, model: policies.Policy, task: tasks.Task, prompts: list[list[int]]
+    ) -> None:
+        self.args, self.model, self.task, self.prompts = args, model, task, prompts
+        self.sampling = Sampling(temperature=args.temperature)
+        self.size = -(-(max(map(len, prompts)) + args.max_new) // 16) * 16
+        rows = args.batch * args.group
+        shared: dict[str, Any] = {
+            "key": args.seed,
+            "eos": model.eos,
+            "pad_id": model.pad,
+            "prompts": len(prompts),
+            "prefill_rows": args.batch,
+        }
+        drafter = Siblings(nodes=args.nodes, memory=2048 if args.max_new > 64 else 512)
+        widths = tuple(w for w in (1, 4, 8, 16, 32) if w < args.nodes) + (args.nodes,)
+        engine = Engine(model.target, self.size, drafter=drafter, controller=Throughput(prior=64.0), widths=widths)
+        sizes = sorted({-(-rows // 4), rows})
+        self.drafting = RolloutEngine(engine, model.params, sizes=sizes, toggle=Toggle(), **shared)
+        plain = Engine(model.target, self.size)
+        self.plain = RolloutEngine(plain, model.params, sizes=sizes, **shared) if args.compare else None
+        self.optimizer = step.adamw(model.params, weight_decay=0.0)
+        loss = trainer.loss(model.target, args.temperature)
+        self._update = step.make_step(loss, self.optimizer)
+        self.state = step.init(jax.tree.map(jnp.array, model.params), self.optimizer)
+        self.begun: Any = None
+        self.checked = {"rows": 0, "equal_rows": 0, "near_tie": 0, "different": 0}
+
+    def begin(self, kept: checkpoints.Checkpoints) -> None:
+        """Go on with what is kept, or warm up."""
+        found = kept.restore(self.saved())
+        if found is not None:
+            assert isinstance(found, trainer.RunState)
+            self.state = step.TrainState(found.step, found.params, found.optimizer)
+            self.drafting.update_params(self.state.params)
+            self.drafting.restore(found.rollout)
+            if self.plain is not None:
+                self.plain.calls = self.drafting.calls
+        elif self.task.solved and self.args.warm_up:
+            self._imitate()
+        self.begun = jax.tree.map(jnp.copy, self.state.params) if self.args.tunix else None
+
+    def saved(self) -> trainer.RunState:
+        """Policy, optimizer and rollout state."""
+        return trainer.RunState(self.state.step, self.state.params, self.state.optimizer, self.drafting.state())
+
+    def step(self) -> dict[str, float]:
+        """One rollout of both engines, rewards, one update."""
+        args, at = self.args, int(self.state.step)
+        batches = -(-len(self.prompts) // args.batch)
+        some = [(at % batches * args.batch + i) % len(self.prompts) for i in range(args.batch)]
+        prompts = [self.prompts[i] for i in some]
+        rollout, seconds = self._roll(self.drafting, prompts)
+        row: dict[str, float] = {"step": at + 1, "epoch": at // batches + 1}
+        if self.plain is not None:
+            other, row["plain_seconds"] = self._roll(self.plain, prompts)
+            self._check(prompts, rollout, other)
+        texts = [self.model.decode(t[m]) for t, m in zip(rollout.tokens, rollout.mask, strict=True)]
+        rewards = np.array([self.task.reward(some[i // args.group], text) for i, text in enumerate(texts)])
+        better = trainer.advantages(rewards, args.group)
+        repeated = [p for p in prompts for _ in range(args.group)]
+        given = (rollout.tokens, rollout.mask, rollout.log_probs, better)
+        begin = time.perf_counter()
+        self.state, metrics = self._update(self.state, trainer.batch_of(repeated, *given, self.size), args.rate)
+        metrics = jax.device_get(metrics)
+        rounds = sum(s.rounds for s in rollout.segments)
+        drafted = sum(s.rounds for s in rollout.segments if s.drafting)
+        return row | {
+            "reward": float(rewards.mean()),
+            "tokens": int(rollout.mask.sum()),
+            "seconds": seconds,
+            "acceptance_length": rollout.acceptance_length,
+            "drafting": drafted / max(1, rounds),
+            "off_policy": float(metrics["off_policy"]),
+            "train_seconds": time.perf_counter() - begin,
+        }
+
+    def result(self, rows: list[logs.Row]) -> dict[str, Any]:
+        """All steps, and what they come to; times of the first epoch, which compiles, count if there is no other."""
+        whole = ("step", "epoch", "tokens")
+        rows = [{k: int(v) if k in whole else v for k, v in row.items()} for row in rows]
+        epochs = sorted({row["epoch"] for row in rows})
+        of = lambda e: [row for row in rows if row["epoch"] == e]  # noqa: E731
+        later = [row for row in rows if row["epoch"] > 1] or rows
+        ratios = {
+            e: sum(r["plain_seconds"] for r in of(e)) / sum(r["seconds"] for r in of(e))
+            for e in sorted({row["epoch"] for row in later})
+            if all("plain_seconds" in r for r in of(e))
+        }
+        paired = [row["plain_seconds"] / row["seconds"] for row in later if "plain_seconds" in row]
+        state = self.drafting.carried.toggle
+        gains = [] if state is None else np.asarray(state.gain).tolist()
+        args = self.args
+        return {
+            "model": args.model,
+            "temperature": args.temperature,
+            "prompts": args.prompts,
+            "group": args.group,
+            "max_new_tokens": args.max_new,
+            "steps": rows,
+            "replay": self.checked if self.plain is not None else None,
+            "speedup": statistics.median(paired) if paired else None,
+            "slowest_epoch": min(ratios.values()) if ratios else None,
+            "acceptance_length": [statistics.mean(r["acceptance_length"] for r in of(e)) for e in epochs],
+            "toggle": [{"size": s, "gain": g} for s, g in zip(self.drafting.sizes, gains, strict=False)],
+        }
+
+    def tunix(self) -> dict[str, Any]:
+        """The same task in Tunix, from the same warm-up, with its rollout and with ours."""
+        from grpo import tunix_side
+
+        print("training in Tunix, with its vanilla rollout and with ours", flush=True)
+        args, params, config = self.args, self.begun, self.model.target.config
+        assert isinstance(config, QwenConfig) and isinstance(params, QwenParams)
+        return tunix_side.compare(
+            config, params, self.task, args.batch, args.group, args.max_new, args.steps, args.rate
+        )
+
+    def _roll(self, engine: RolloutEngine, prompts: list[list[int]]) -> tuple[Rollout, float]:
+        engine.update_params(self.state.params)
+        begin = time.perf_counter()
+        rollout = engine.generate(prompts, self.args.max_new, group=self.args.group, sampling=self.sampling)
+        return rollout, time.perf_counter() - begin
+
+    def _check(self, prompts: list[list[int]], one: Rollout, other: Rollout) -> None:
+        """Both sides' tokens, row by row; where they differ, each is scored anew."""
+        call = self.drafting.calls - 1
+        key = jax.random.fold_in(jax.random.key(self.args.seed, impl="threefry2x32"), call)
+        found = Replay(0, 0, 0)
+        for row in range(len(one.tokens)):
+            texts = [x.tokens[row][x.mask[row]].tolist() for x in (one, other)]
+            self.checked["rows"] += 1
+            self.checked["equal_rows"] += texts[0] == texts[1]
+            if texts[0] != texts[1]:
+                own = {"key": jax.random.fold_in(key, row), "sampling": self.sampling, "max_len": self.size}
+                prompt = prompts[row // self.args.group]
+                for text in texts:
+                    found += replay(self.model.target, self.state.params, prompt, text, **own)
+        self.checked["near_tie"] += found.near_tie
+        self.checked["different"] += found.different
+
+    def _imitate(self) -> None:
+        """Warm up on solved prompts of another seed."""
+        args = self.args
+        task = tasks.TASKS[args.model](4096, args.seed + 1)
+        asked = [self.model.encode(p) for p in task.prompts]
+        solved = [[*self.model.encode(s), *self.model.eos] for s in task.solved]
+        mask = np.zeros((len(solved), args.max_new), bool)
+        tokens = np.zeros_like(mask, np.int32)
+        for i, text in enumerate(solved):
+            tokens[i, : len(text)], mask[i, : len(text)] = text[: args.max_new], True
+        whole = trainer.batch_of(asked, tokens, mask, np.zeros(mask.shape), np.zeros(len(solved)), self.size)
+        update, state, rng = step.make_step(trainer.imitate(self.model.target), self.optimizer), self.state, None
+        rng = np.random.default_rng(args.seed)
+        for i in range(args.warm_up):
+            at = rng.integers(0, len(solved), 64)
+            state, metrics = update(state, jax.tree.map(lambda x: x[at], whole), 3e-3 * min(1.0, (i + 1) / 20))  # noqa: B023
+            if (i + 1) % 100 == 0:
+                print(f"imitation {i + 1}: {float(metrics['loss']):.4f} nats per token", flush=True)
+        self.state = step.init(state.params, self.optimizer)
+
+
+def _line(row: dict[str, float]) -> str:
+    plain = f" (plain {row['plain_seconds']:.2f} s)" if "plain_seconds" in row else ""
+    return (
+        f"step {row['step']:.0f} epoch {row['epoch']:.0f}: reward {row['reward']:.3f}, "
+        f"rollout {row['seconds']:.2f} s{plain}, {row['acceptance_length']:.2f} tokens a pass, "
+        f"drafting {row['drafting']:.0%}, update {row['train_seconds']:.2f} s"
+    )
+
+
+def _plot(result: dict[str, Any], figure: Any) -> None:
+    axes = figure.subplots(3, 1, sharex=True)
+    rows = result["steps"]
+    names = (("reward",), ("seconds", "plain_seconds"), ("acceptance_length",))
+    for part, group in zip(axes, names, strict=True):
+        for name in group:
+            found = [(row["step"], row[name]) for row in rows if name in row]
+            if found:
+                part.plot(*zip(*found, strict=True), ".-", label=name.replace("_", " "))
+        part.legend()
+        part.grid(alpha=0.3)
+    axes[-1].set_xlabel("step")
+    axes[0].set_title(f"GRPO rollouts, {result['model']}, temperature {result['temperature']}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="toy", help="toy (default), small_hybrid, smollm2, or a path")
+    default = ROOT / ".cache" / "rollout_grpo"
+    parser.add_argument("--run", type=Path, default=default, metavar="DIR", help="checkpoints and log (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --run")
+    whole = {"type": int, "metavar": "N"}
+    parser.add_argument("--steps", **whole, default=16, help="updates in all (%(default)s)")
+    parser.add_argument("--prompts", **whole, default=32, help="different prompts (%(default)s)")
+    parser.add_argument("--batch", **whole, default=8, help="prompts a step (%(default)s)")
+    parser.add_argument("--group", **whole, default=8, help="samples a prompt (%(default)s)")
+    parser.add_argument("--max-new", **whole, default=40, help="most tokens of a sample (%(default)s)")
+    parser.add_argument("--nodes", **whole, default=8, help="nodes of a draft tree (%(default)s)")
+    parser.add_argument(
+        "--warm-up", **whole, default=300, help="steps of imitation, where a task is solved (%(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, default=1.0, help="(%(default)s)")
+    parser.add_argument("--rate", type=float, default=None, help="learning rate (3e-4 for the toy, else 1e-6)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--tunix", action="store_true", help="train the toy in Tunix too, with its rollout and with ours (needs it)"
+    )
+    parser.add_argument("--no-compare", dest="compare", action="store_false", help="leave out the plain rollouts")
+    output.add_arguments(parser)
+    args = parser.parse_args()
+    least = {"steps": 1, "prompts": 1, "batch": 1, "group": 2, "max_new": 1, "nodes": 2, "warm_up": 0}
+    for name, low in least.items():
+        if getattr(args, name) < low:
+            parser.error(f"--{name.replace('_', '-')}: got {getattr(args, name)}, takes a number from {low} on")
+    if args.quick:
+        args.steps, args.prompts, args.batch = min(args.steps, 3), min(args.prompts, 2), min(args.batch, 2)
+        args.group, args.warm_up, args.max_new = min(args.group, 4), min(args.warm_up, 5), min(args.max_new, 16)
+    if args.batch > args.prompts:
+        parser.error(f"--batch: got {args.batch}, takes at most --prompts, {args.prompts}")
+    if args.tunix and (args.model != "toy" or importlib.util.find_spec("tunix") is None):
+        parser.error("--tunix: takes the toy, and google-tunix installed (pip install 'spec_jax[rl]')")
+    if args.rate is None:
+        args.rate = 3e-4 if args.model == "toy" else 1e-6
+    return args
+
+
+if __name__ == "__main__":
+    choose.run(main)

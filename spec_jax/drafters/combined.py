@@ -1,0 +1,99 @@
+"""A drafter and a retrieval drafter as one: the tree of both drafts' paths."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.drafters.model_tree import ModelTree
+from spec_jax.drafters.pair import Pair, check_nodes
+from spec_jax.drafters.small_model import SmallModel
+from spec_jax.drafters.suffix import Suffix
+from spec_jax.topology.merge import merge_traced
+from spec_jax.tree import Draft
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined(Pair):
+    """The tree of a drafter's paths and of retrieved continuations, likeliest nodes first; verify it with `match`.
+
+    The fusion is RASD's (arXiv 2503.03434); with `keep` it is Graft's (arXiv 2605.20104), the drafter's tree being
+    given the size that is left of it after pruning. Any block drafter, or head on the target's features, will do; it
+    goes on learning its weights from what the verdict says of its own nodes. The parameters are the drafter's.
+
+    Attributes:
+        drafter: the drafter; its drafts must not be drawn ones.
+        retrieval: the drafter of retrieved continuations.
+        nodes: nodes of the joined draft, the anchor among them.
+        keep: whether all of the drafter's nodes stay, and retrieved ones only fill the room that is left.
+
+    Raises:
+        ValueError: for a model as drafter: it commits what it computed for its own nodes, which others' leave out.
+    """
+
+    drafter: Drafter
+    retrieval: Drafter = Suffix()
+    nodes: int = 32
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_nodes(self.nodes)
+        for name, source in (("drafter", self.drafter), ("retrieval", self.retrieval)):
+            if isinstance(source, ModelTree | SmallModel):
+                raise ValueError(f"{name}: got a {type(source).__name__}, takes one that keeps no state of its drafts")
+        if self.keep and self.drafter.nodes > self.nodes:
+            raise ValueError(f"nodes: got {self.nodes}, takes at least the drafter's {self.drafter.nodes}, which stay")
+
+    @property
+    def sources(self) -> tuple[Drafter, Drafter]:
+        """Both drafters."""
+        return self.drafter, self.retrieval
+
+    @property
+    def depth(self) -> int:
+        """That of the deeper source."""
+        return min(self.nodes - 1, max(self.drafter.depth, self.retrieval.depth))
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The drafter's."""
+        return self.drafter.vocab_size
+
+    def init(self, params: Any, batch: int, max_len: int) -> tuple[Any, ...]:
+        """Both states, empty, and the index of each node in the drafter's own draft (-1: retrieved)."""
+        return *super().init(params, batch, max_len), jnp.full((batch, self.nodes), -1, jnp.int32)
+
+    def observe(self, params: Any, state: tuple[Any, ...], committed: Committed) -> tuple[Any, ...]:
+        """Both states after a block was committed."""
+        *states, own = state
+        if committed.tree is not None:
+            path = jnp.clip(committed.path, 0, self.nodes - 1)
+            committed = dataclasses.replace(committed, own=jnp.take_along_axis(own, path, axis=1))
+        return *super().observe(params, tuple(states), committed), own
+
+    def propose(self, params: Any, state: tuple[Any, ...], context: Context) -> tuple[Draft, tuple[Any, ...]]:
+        """The joined drafts. Raises ValueError for drawn ones: a tree chosen among them has not their law."""
+        first, one = self.drafter.propose(params, state[0], context)
+        second, two = self.retrieval.propose(params, state[1], context)
+        for name, draft in (("drafter", first), ("retrieval", second)):
+            if draft.law is not None:
+                raise ValueError(f"{name}: got one whose drafts are {draft.proposal}, takes point or coupled ones")
+        join = jax.vmap(lambda a, b: merge_traced(a, b, self.nodes, self.keep))
+        draft, own = join(first, second)
+        return draft, (one, two, own)
+
+    def insert(self, state: tuple[Any, ...], rows: Int[Array, "r"], other: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Rows replaced in both states."""
+        return *super().insert(state[:2], rows, other[:2]), state[2]
+
+    def release(
+        self, state: tuple[Any, ...], rows: Int[Array, "r"], tokens: Int[Array, "r text"], length: Int[Array, "r"]
+    ) -> tuple[Any, ...]:
+        """Rows emptied in both states."""
+        return *super().release(state[:2], rows, tokens, length), state[2]

@@ -1,0 +1,265 @@
+"""Rollouts: samples of many prompts on compiled batches that shrink as rows finish, drafts kept between calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, UInt32
+
+from spec_jax import noise
+from spec_jax.engine.engine import Engine, EngineParams
+from spec_jax.engine.requests import request
+from spec_jax.rollout import compact, memory, schedule
+from spec_jax.rollout.gated import Gate, Gated, IfDrafted
+from spec_jax.rollout.log_probs import recording, teacher_forced
+from spec_jax.rollout.programs import Programs
+from spec_jax.rollout.prompts import Prompts
+from spec_jax.rollout.records import Carried, Rollout, Sync
+from spec_jax.rollout.run import Run
+from spec_jax.rollout.toggle import RoundCost, Toggle
+from spec_jax.sampling.constraint import free
+from spec_jax.sampling.settings import Sampling
+
+
+class RolloutEngine:
+    """Runs rollouts of a policy that changes between calls.
+
+    The text of a row depends on the policy, the settings and the row's key alone: key, call and row number give it, so
+    that a rollout with another drafter, other sizes, orders or toggles has the same tokens. What drafting learns lives
+    on between calls and policies: earlier outputs by prompt (for drafters with `recall`, such as `Siblings`), the
+    stores and tables that a drafter's rows share, and the controller's calibration.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        target_params: Any,
+        drafter_params: Any = None,
+        *,
+        key: Array | int = 0,
+        sizes: Sequence[int] = (32,),
+        eos: Sequence[int] = (),
+        pad_id: int = 0,
+        convention: str = "tempered",
+        derive: Callable[[Any], Any] | None = None,
+        toggle: Toggle | None = None,
+        sync: Sync | None = None,
+        order: str = "longest_first",
+        prompts: int = 1024,
+        prefill_rows: int = 4,
+        costs: Mapping[int, RoundCost] | None = None,
+    ) -> None:
+        """Set up; nothing is compiled or run.
+
+        Args:
+            engine: target, drafter, rule, controller and sizes; log-probs are recorded whatever it says.
+            target_params: the policy.
+            drafter_params: the drafter's parameters; not given with `derive`.
+            key: seed or key that all calls' keys come from.
+            sizes: compiled batch sizes, ascending; rows that wait fill the largest.
+            eos: end-of-sequence ids.
+            pad_id: stands behind each row's tokens.
+            convention: of the log-probs, one of `log_probs.CONVENTIONS`.
+            derive: policy -> the drafter's parameters, before the first call behind an update: a quantised policy, say.
+            toggle: when to speculate; None: always.
+            sync: what a new policy leaves; None: `Sync()`.
+            order: "longest_first" starts prompts whose responses were longest, "given" those that come first.
+            prompts: prompts that are remembered.
+            prefill_rows: prompts prefilled at once.
+            costs: by size, what rounds take; None measures it when a size first runs, if toggle or controller asks.
+        """
+        self.sizes = compact.check_sizes(sizes)
+        if not isinstance(prefill_rows, int) or prefill_rows < 1:
+            raise ValueError(f"prefill_rows: got {prefill_rows!r}, takes an integer of at least 1")
+        if order not in ("longest_first", "given"):
+            raise ValueError(f"order: got {order!r}, takes 'longest_first' or 'given'")
+        if derive is not None and drafter_params is not None:
+            raise ValueError("drafter_params: got some with derive, takes one of both")
+        size = getattr(engine.drafter, "memory", 0) if hasattr(engine.drafter, "recall") else 0
+        engine = recording(engine, convention)
+        self.engine = engine if toggle is None else _gated(engine)
+        self._column = "log_probs" if convention == "law" else "raw_log_probs"
+        self._key, self.eos, self._pad = noise.request_key(key), tuple(int(e) for e in eos), int(pad_id)
+        if self._key.shape != (2,):
+            raise ValueError(f"key: got keys of shape {list(self._key.shape)}, takes one key")
+        self._toggle, self._sync, self._order = toggle, sync or Sync(), order
+        self._prefill_rows, self._derive = prefill_rows, derive
+        self._target_params, self._drafter_params, self._changed = target_params, drafter_params, True
+        self._prompts, self._programs = Prompts(prompts), Programs(self.engine)
+        self.calls = 0
+        self.carried = Carried(
+            memory=memory.empty(prompts, size) if size else None,
+            history=schedule.empty(prompts),
+            toggle=None if toggle is None else toggle.init(len(self.sizes)),
+            costs=dict(costs or {}),
+        )
+
+    @property
+    def programs(self) -> int:
+        """Number of compiled programs so far: at most 1, 4 for each size, and 1 for each step from a size down."""
+        return self._programs.count
+
+    def update_params(self, target_params: Any, drafter_params: Any = None, new: bool = True) -> None:
+        """Take a policy, and the drafter's parameters that go with it (None: as they are, or what `derive` makes).
+
+        No array is touched. Nothing that is kept can change a text; `Sync` says what the next call drops. new=False
+        says that the policy is the last one, its arrays given again after `release_params`.
+        """
+        if self._derive is not None and drafter_params is not None:
+            raise ValueError("drafter_params: got some, takes none (derive makes them)")
+        self._target_params = target_params
+        if drafter_params is not None:
+            self._drafter_params = drafter_params
+        self._changed |= new
+        self.carried.version += new
+
+    def release_params(self) -> None:
+        """Hold on to the policy's arrays no longer; `update_params` gives them again before the next call."""
+        self._target_params = None
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        group: int = 1,
+        sampling: Sampling | None = None,
+        key: Array | int | None = None,
+        until_running: int = 0,
+    ) -> Rollout:
+        """Roll out `group` samples of every prompt.
+
+        Args:
+            prompts: token ids.
+            max_new_tokens: most tokens of a sample.
+            group: samples per prompt.
+            sampling: settings of all rows; None: temperature 1.
+            key: the call's key; None takes the next one of the engine's own, which every such call advances.
+            until_running: stop once no more than so many rows run and none waits: a partial rollout, whose unfinished
+                rows are marked and whose prompts are the tail.
+
+        Raises:
+            ValueError: for anything that does not fit the engine, naming the argument.
+        """
+        if not isinstance(group, int) or group < 1:
+            raise ValueError(f"group: got {group!r}, takes an integer of at least 1")
+        if not isinstance(until_running, int) or until_running < 0:
+            raise ValueError(f"until_running: got {until_running!r}, takes an integer of at least 0")
+        if self._target_params is None:
+            raise ValueError("target_params: got none since release_params, takes update_params before a call")
+        if len(prompts) == 0:
+            raise ValueError("prompts: got none, takes at least one")
+        sampling = sampling or Sampling(temperature=1.0)
+        requests = [request(self.engine, p, max_new_tokens, 0, sampling, self.eos) for p in prompts]
+        keys = self._row_keys(key, len(prompts) * group)
+        self._take_policy()
+        places = self._places(prompts)
+        run = Run(
+            self.engine,
+            self._programs,
+            self.params,
+            self.carried,
+            self.sizes,
+            self._prefill_rows,
+            self._toggle,
+            requests,
+            keys,
+            places,
+            self._ordered(places),
+            max_new_tokens,
+            self._pad,
+            self._column,
+        )
+        rollout = run.until(until_running)
+        at, length = jnp.asarray(np.repeat(places, group)), jnp.asarray(rollout.length)
+        self.carried.history = schedule.observe(self.carried.history, at, length)
+        return rollout
+
+    def log_probs(
+        self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
+    ) -> Float[Array, "b t"]:
+        """Teacher-forced tempered log-probs under the current policy (`log_probs.teacher_forced`)."""
+        return teacher_forced(self.engine.target, self._target_params, tokens, length, temperature)
+
+    def params(self, size: int, drafting: bool = True) -> EngineParams:
+        """The parameters of a program at a batch size."""
+        cost, widths = self.carried.costs.get(size), self.engine.widths
+        seconds = jnp.ones(len(widths)) if cost is None else cost.speculative.at(widths)
+        drafter = self._drafter_params
+        if self._toggle is not None:
+            drafter = Gate(jnp.int32(size if drafting else -1), drafter)
+        return EngineParams(self._target_params, drafter, free(self.engine.target.vocab_size), seconds)
+
+    def state(self) -> dict[str, Any]:
+        """Copies of what the next call depends on besides the policy, as a tree of arrays: to be saved with it."""
+        c = self.carried
+        self._take_policy()
+        if c.kept is None:
+            c.kept = compact.fresh(self.engine, self.params(self.sizes[0]))
+        counts = np.array([self.calls, c.version], np.int32)
+        arrays = {"kept": c.kept, "memory": c.memory, "history": c.history, "toggle": c.toggle}
+        return {"counts": counts, "prompts": self._prompts.saved(), **jax.tree.map(jnp.copy, arrays)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that an engine of the same settings saved; the policy is given by `update_params`."""
+        self.calls, version = (int(x) for x in np.asarray(state["counts"]))
+        self._prompts.restore(np.asarray(state["prompts"]))
+        arrays = jax.tree.map(jnp.array, {name: state[name] for name in ("kept", "memory", "history", "toggle")})
+        self.carried = Carried(**arrays, costs=self.carried.costs, version=version)
+        self._changed = False
+        if self._derive is not None:
+            self._drafter_params = self._derive(self._target_params)
+
+    def _take_policy(self) -> None:
+        """What a new policy asks for; not before a call needs it, since an update must not touch arrays."""
+        if not self._changed:
+            return
+        self._changed = False
+        if self._derive is not None:
+            self._drafter_params = self._derive(self._target_params)
+        c, age = self.carried, self._sync.max_age
+        if c.memory is not None and age is not None:
+            c.memory = memory.drop_older(c.memory, c.version - age)
+        if c.kept is not None and self._sync.calibration < 1:
+            c.kept = compact.faded(self.engine, self.params(self.sizes[0]), c.kept, self._sync.calibration)
+
+    def _places(self, prompts: Sequence[Sequence[int]]) -> Int[np.ndarray, "g"]:
+        """Where each prompt is remembered; what was remembered there of another one is cleared."""
+        places, taken = self._prompts.places(prompts)
+        if taken:
+            at, c = jnp.asarray(taken), self.carried
+            c.history = schedule.clear(c.history, at)
+            c.memory = None if c.memory is None else memory.clear(c.memory, at)
+        return places
+
+    def _ordered(self, places: Int[np.ndarray, "g"]) -> list[int]:
+        if self._order == "given":
+            return list(range(len(places)))
+        length = schedule.expected(self.carried.history, jnp.asarray(places))
+        return np.asarray(schedule.longest_first(length)).tolist()
+
+    def _row_keys(self, key: Array | int | None, count: int) -> UInt32[np.ndarray, "n 2"]:
+        words = self._key if key is None else noise.request_key(key)
+        if words.shape != (2,):
+            raise ValueError(f"key: got keys of shape {list(words.shape)}, takes one key")
+        whole = jax.random.wrap_key_data(words, impl="threefry2x32")
+        if key is None:
+            whole = jax.random.fold_in(whole, self.calls)
+            self.calls += 1
+        own = jax.vmap(jax.random.fold_in, (None, 0))(whole, jnp.arange(count))
+        return np.asarray(jax.random.key_data(own))
+
+
+def _gated(engine: Engine) -> Engine:
+    """The engine with a drafter that can be left out."""
+    if engine.widths[0] != 1:
+        raise ValueError(
+            f"engine: got widths {engine.widths}, takes widths from 1 on with a toggle: a plain round is one"
+        )
+    return dataclasses.replace(engine, drafter=Gated(engine.drafter), controller=IfDrafted(engine.controller))

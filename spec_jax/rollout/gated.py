@@ -1,0 +1,187 @@
+"""A drafter that can be left out, so that a round costs what plain decoding costs, and taken up again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax.control.budget import BudgetController
+from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.models.target import Output
+from spec_jax.tree import Draft, Tree
+from spec_jax.verify.verdict import Verdict
+
+
+@flax.struct.dataclass
+class Gate:
+    """The parameters of a gated drafter: it drafts while at most `rows` rows run, by its own parameters `inner`."""
+
+    rows: Int[Array, ""]
+    inner: Any
+
+
+@flax.struct.dataclass
+class GatedState:
+    """The drafter's state, how many tokens of each row it knows, and whether it drafted in this round."""
+
+    inner: Any
+    known: Int[Array, "b"]
+    on: Bool[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gated:
+    """Drafts while few rows run: speculation off where the batch is compute-bound, on as rows finish.
+
+    The toggle of EfficientRollout in our reading; `rollout.toggle` finds the number of rows. While it is off, neither
+    draft nor state costs anything. Before it drafts again, the drafter is told what was committed meanwhile, in
+    prefill chunks. A store that is filled by `release` (`Suffix`) gets the texts of rows that were drafted for at all.
+
+    Attributes:
+        drafter: one that follows the text alone. One that reads the target's features would miss those of the time when
+            it was off, and is refused.
+        chunk: tokens told at a time.
+    """
+
+    drafter: Drafter
+    chunk: int = 64
+
+    @property
+    def nodes(self) -> int:
+        """The drafter's."""
+        return self.drafter.nodes
+
+    @property
+    def depth(self) -> int:
+        """The drafter's."""
+        return self.drafter.depth
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The drafter's."""
+        return self.drafter.vocab_size
+
+    def init(self, params: Gate, batch: int, max_len: int) -> GatedState:
+        """Empty rows."""
+        inner = self.drafter.init(params.inner, batch, max_len)
+        return GatedState(inner, jnp.zeros(batch, jnp.int32), jnp.bool_(True))
+
+    def recall(self, state: GatedState, memory: Int[Array, "b m"]) -> GatedState:
+        """See `Siblings.recall`."""
+        return dataclasses.replace(state, inner=self.drafter.recall(state.inner, memory))  # type: ignore[attr-defined]
+
+    def tap(self, output: Output) -> None:
+        """Nothing. Raises ValueError for a drafter that wants some of the target's outputs."""
+        if jax.tree.leaves(self.drafter.tap(output)):
+            raise ValueError(
+                f"drafter: got {type(self.drafter).__name__}, which reads the target's outputs; "
+                "Gated takes one that follows the text alone"
+            )
+
+    def observe(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
+        """Prefill chunks always, verdicts on its own drafts only."""
+        told = lambda: (  # noqa: E731
+            self.drafter.observe(params.inner, state.inner, committed),
+            jnp.maximum(state.known, committed.start + committed.length),
+        )
+        if committed.tree is None:
+            inner, known = told()
+        else:
+            inner, known = lax.cond(state.on, told, lambda: (state.inner, state.known))
+        return dataclasses.replace(state, inner=inner, known=known)
+
+    def propose(self, params: Gate, state: GatedState, context: Context) -> tuple[Draft, GatedState]:
+        """The drafter's draft, or the anchor alone."""
+        shape = jax.eval_shape(self.drafter.propose, params.inner, state.inner, context)[0]
+        on = context.active.sum() <= params.rows
+
+        def drafted() -> tuple[Draft, Any, Array]:
+            inner, known = self._caught_up(params.inner, state, context)
+            draft, inner = self.drafter.propose(params.inner, inner, context)
+            return draft, inner, known
+
+        def nothing() -> tuple[Draft, Any, Array]:
+            draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+            first = jnp.arange(self.nodes) == 0
+            tokens = jnp.where(first, context.anchor[:, None], 0)
+            parent = jnp.broadcast_to(jnp.where(first, -1, 0), tokens.shape)
+            tree = Tree(tokens, parent, jnp.broadcast_to(first, tokens.shape))
+            confidence = jnp.broadcast_to(first.astype(shape.confidence.dtype), tokens.shape)
+            return dataclasses.replace(draft, tree=tree, confidence=confidence), state.inner, state.known
+
+        draft, inner, known = lax.cond(on, drafted, nothing)
+        return draft, GatedState(inner, known, on)
+
+    def insert(self, state: GatedState, rows: Int[Array, "r"], other: GatedState) -> GatedState:
+        """Rows replaced."""
+        inner = self.drafter.insert(state.inner, rows, other.inner)
+        return GatedState(inner, state.known.at[rows].set(other.known, mode="drop"), state.on)
+
+    def release(self, state: GatedState, rows: Array, tokens: Array, length: Array) -> GatedState:
+        """Rows emptied."""
+        inner = self.drafter.release(state.inner, rows, tokens, length)
+        return GatedState(inner, state.known.at[rows].set(0, mode="drop"), state.on)
+
+    def _caught_up(self, params: Any, state: GatedState, context: Context) -> tuple[Any, Array]:
+        """The drafter's state and what it knows once it has been told all text up to the anchor."""
+        todo = jnp.where(context.active, context.length - 1, 0)
+        size = context.tokens.shape[1]
+        offset = jnp.arange(self.chunk)
+
+        def tell(carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            inner, known = carry
+            count = jnp.clip(todo - known, 0, self.chunk)
+            at = jnp.clip(known[:, None] + offset, 0, size - 1)
+            after = jnp.clip(known + count, 0, size - 1)[:, None]
+            committed = Committed(
+                tokens=jnp.take_along_axis(context.tokens, at, axis=1),
+                start=known,
+                length=count,
+                next_token=jnp.take_along_axis(context.tokens, after, axis=1)[:, 0],
+                path=jnp.broadcast_to(offset, at.shape),
+            )
+            return self.drafter.observe(params, inner, committed), known + count
+
+        return lax.while_loop(lambda carry: (carry[1] < todo).any(), tell, (state.inner, state.known))
+
+
+@dataclasses.dataclass(frozen=True)
+class IfDrafted:
+    """Another controller's width, or the narrowest one in a round in which no row has a draft."""
+
+    controller: BudgetController
+
+    @property
+    def uses_cost(self) -> bool:
+        """The other controller's."""
+        return self.controller.uses_cost
+
+    def init(self, batch: int) -> Any:
+        """The other controller's state."""
+        return self.controller.init(batch)
+
+    def decide(
+        self,
+        state: Any,
+        draft: Draft,
+        active: Bool[Array, "b"],
+        cost: Float[Array, "w"],
+        widths: tuple[int, ...],
+    ) -> Int[Array, ""]:
+        """The index of the width."""
+        drafted = (draft.tree.valid[:, 1:] & active[:, None]).any()
+        return jnp.where(drafted, self.controller.decide(state, draft, active, cost, widths), 0)
+
+    def observe(
+        self, state: Any, draft: Draft, width: Int[Array, ""], verdict: Verdict, active: Bool[Array, "b"]
+    ) -> Any:
+        """The other controller's state after a round; rounds without a draft say nothing."""
+        drafted = (draft.tree.valid[:, 1:] & active[:, None]).any()
+        after = self.controller.observe(state, draft, width, verdict, active)
+        return jax.tree.map(lambda new, old: jnp.where(drafted, new, old), after, state)

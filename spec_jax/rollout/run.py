@@ -1,0 +1,183 @@
+"""One call of a rollout engine: slots that fill, rows that finish, batches that shrink."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int, UInt32
+
+from spec_jax.engine import rows
+from spec_jax.engine.engine import Engine, EngineParams
+from spec_jax.engine.measure import measure_cost
+from spec_jax.engine.requests import stack
+from spec_jax.engine.state import EngineState, Finish
+from spec_jax.rollout import compact, memory
+from spec_jax.rollout.programs import Programs
+from spec_jax.rollout.records import Carried, Rollout, Segment
+from spec_jax.rollout.toggle import RoundCost, Toggle, gain
+
+_MANY = 2**31 - 1
+
+
+class Run:
+    """Samples of prompts, in the order given, on batches of compiled sizes.
+
+    keys are the rows' own; places say where each prompt is remembered. What the call leaves is in `carried`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        programs: Programs,
+        params: Callable[[int, bool], EngineParams],
+        carried: Carried,
+        sizes: Sequence[int],
+        prefill_rows: int,
+        toggle: Toggle | None,
+        requests: Sequence[rows.Requests],
+        keys: UInt32[np.ndarray, "n 2"],
+        places: Int[np.ndarray, "g"],
+        order: Sequence[int],
+        budget: int,
+        pad_id: int,
+        column: str,
+    ) -> None:
+        """Set up; nothing runs yet."""
+        n = len(keys)
+        self.engine, self.programs, self.params, self.carried = engine, programs, params, carried
+        self.sizes, self.prefill_rows, self.toggle, self.column = tuple(sizes), prefill_rows, toggle, column
+        self.requests, self.keys, self.places, self.group = requests, keys, places, n // len(requests)
+        self.order, self.ready = list(order), []
+        self.size = compact.next_size(self.sizes, n)
+        self.slots = np.full(self.size, -1)
+        self.tokens, self.mask = np.full((n, budget), pad_id, np.int32), np.zeros((n, budget), bool)
+        self.log_probs = np.zeros((n, budget), np.float32)
+        self.finish, self.rounds = np.full(n, int(Finish.RUNNING), np.int32), np.zeros(n, np.int32)
+        self.segments: list[Segment] = []
+        given = carried.kept
+        if given is None:
+            given = compact.fresh(engine, params(self.size, True))
+        carried.kept = None  # the arrays are given away: should this call fail, the next begins anew
+        self.state: EngineState = programs.begin(params(self.size, True), self.size, given)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a row has no slot yet."""
+        return bool(self.order) or any(self.ready)
+
+    @property
+    def busy(self) -> int:
+        """How many slots are taken."""
+        return int((self.slots >= 0).sum())
+
+    def until(self, until_running: int) -> Rollout:
+        """Run to the end, or until so few rows run."""
+        while True:
+            self._fill()
+            if not self.waiting and self.busy <= until_running:
+                break
+            self._segment(self._floor(until_running))
+            if not self.waiting:
+                self._compact()
+        self._collect(self.slots >= 0)
+        self.carried.kept = compact.kept(self.engine, self.params(self.size, True), self.state)
+        return Rollout(self.tokens, self.mask, self.log_probs, self.finish, self.rounds, tuple(self.segments))
+
+    def _floor(self, until_running: int) -> int:
+        """How few rows may run before the host looks again: slots to fill, a smaller size to move to, or the end."""
+        if self.waiting:
+            return max(self.busy - max(1, self.size // 8), 0)
+        smaller = [s for s in self.sizes if s < min(self.busy, self.size)]
+        return max(until_running, smaller[-1] if smaller else 0)
+
+    def _fill(self) -> None:
+        free = np.flatnonzero(self.slots < 0).tolist()
+        while free and self.waiting:
+            if not any(self.ready):
+                self._prefill()
+            slots, keys = np.full(self.prefill_rows, self.size), np.zeros((self.prefill_rows, 2), np.uint32)
+            for i, samples in enumerate(self.ready):
+                if samples and free:
+                    row, slots[i] = samples.pop(0), free.pop(0)
+                    keys[i], self.slots[slots[i]] = self.keys[row], row
+            self.state = self.programs.put(self.state, jnp.asarray(slots), self.fresh, jnp.asarray(keys))
+
+    def _prefill(self) -> None:
+        some, self.order = self.order[: self.prefill_rows], self.order[self.prefill_rows :]
+        padded = [*some, *[some[0]] * (self.prefill_rows - len(some))]
+        store, recalled = self.carried.memory, None
+        if store is not None:
+            recalled = memory.recall(store, jnp.asarray(self.places[padded]))
+        requests = stack([self.requests[i] for i in padded])
+        self.fresh = self.programs.prefill(self.params(self.size, True), requests, recalled)
+        self.ready = [list(range(i * self.group, (i + 1) * self.group)) for i in some]
+
+    def _segment(self, floor: int) -> None:
+        index, on, bound = self.sizes.index(self.size), True, _MANY
+        if self.toggle is not None and self.carried.toggle is not None:
+            decided = self.toggle.decide(self.carried.toggle, index)
+            on, bound = bool(decided[0]), int(decided[1])
+        self._measure()
+        r, own = self.state.rows, self.slots >= 0
+        before = jax.device_get((r.length, r.counters.rounds, r.counters.scored))
+        begin = time.perf_counter()
+        self.state = self.programs.decode(self.params(self.size, on), self.state, bound, until_running=floor)
+        r = self.state.rows
+        *after, finish = jax.device_get((r.length, r.counters.rounds, r.counters.scored, r.finish))
+        seconds = time.perf_counter() - begin
+        tokens, passes, scored = ((new - old)[own] for new, old in zip(after, before, strict=True))
+        rounds, total = int(passes.max()), int(passes.sum())
+        self.segments.append(Segment(self.size, self.busy, on, rounds, total, int(tokens.sum()), seconds))
+        if self.toggle is not None and self.carried.toggle is not None:
+            cost, width = self.carried.costs[self.size], scored.sum() / max(total, 1)
+            gained = gain(float(tokens.sum()), total, float(max(width, 1)), cost) if on else 0.0
+            self.carried.toggle = self.toggle.observe(self.carried.toggle, index, on, rounds, gained)
+        done = own & (finish != Finish.RUNNING)
+        if done.any():
+            self._settle(done)
+
+    def _settle(self, done: Bool[np.ndarray, "b"]) -> None:
+        """Take what finished rows give, and free their slots."""
+        self._collect(done)
+        at = np.where(self.slots >= 0, self.places[np.maximum(self.slots, 0) // self.group], -1)
+        given = (jnp.asarray(at, jnp.int32), jnp.asarray(done), jnp.int32(self.carried.version))
+        self.state, self.carried.memory = self.programs.settle(self.state, self.carried.memory, *given)
+        self.slots[done] = -1
+
+    def _collect(self, which: Bool[np.ndarray, "b"]) -> None:
+        if not which.any():
+            return
+        r = self.state.rows
+        wanted = (r.tokens, r.length, r.prompt_length, r.finish, r.counters.rounds, getattr(r, self.column))
+        tokens, length, begin, finish, rounds, logs = jax.device_get(wanted)
+        for slot in np.flatnonzero(which):
+            row, count = self.slots[slot], length[slot] - begin[slot]
+            span = slice(begin[slot], length[slot])
+            self.tokens[row, :count], self.log_probs[row, :count] = tokens[slot, span], logs[slot, span]
+            self.mask[row, :count] = True
+            self.finish[row], self.rounds[row] = finish[slot], rounds[slot]
+
+    def _compact(self) -> None:
+        """Move to the smallest size that holds what runs."""
+        size = compact.next_size(self.sizes, max(self.busy, 1))
+        if self.busy and size < self.size:
+            self.state = self.programs.shrink(self.params(self.size, True), self.state, size)
+            left = self.slots[self.slots >= 0]
+            self.size, self.slots = size, np.full(size, -1)
+            self.slots[: len(left)] = left
+
+    def _measure(self) -> None:
+        """What rounds take at this size, if somebody asks and nobody has said so."""
+        asked = self.toggle is not None or (self.engine.controller.uses_cost and len(self.engine.widths) > 1)
+        costs = self.carried.costs
+        if not asked or self.size in costs:
+            return
+        decode = lambda params, state, rounds: self.programs.decode(params, state, rounds, until_running=0)  # noqa: E731
+        time_of = lambda on: measure_cost(self.engine, self.params(self.size, on), self.state, decode)  # noqa: E731
+        table = time_of(True)
+        plain = table if self.toggle is None else time_of(False)
+        costs[self.size] = RoundCost(plain.seconds[0], table)

@@ -1,0 +1,190 @@
+"""The Tunix engine: the actor's arrays in place, Tunix's own logits and conventions."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("default")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("tunix", reason="needs google-tunix (the extra rl)")
+    import qwix
+    from flax import nnx
+    from tunix.models.llama3 import model as llama3
+    from tunix.models.qwen2 import model as qwen2
+    from tunix.models.qwen3 import model as qwen3
+    from tunix.rl import common
+    from tunix.rl.rollout import base_rollout, vanilla_rollout
+
+    from spec_jax.rollout import tunix_models
+    from spec_jax.rollout.tunix import SpecRollout, grouped
+
+from spec_jax.drafters.siblings import Siblings  # noqa: E402
+from spec_jax.engine.engine import Engine  # noqa: E402
+from spec_jax.rollout.log_probs import teacher_forced  # noqa: E402
+
+WORDS, EOS, PAD = 30, 1, 30  # a pad that is no token: Tunix takes pads out of the text wherever they stand
+SIZES = dict(num_layers=2, vocab_size=WORDS, embed_dim=16, hidden_dim=24, num_heads=2, head_dim=8, num_kv_heads=1)
+BASE = dict(SIZES, rope_theta=10_000, norm_eps=1e-5)
+MAKERS = {
+    "llama3": lambda: llama3.Llama3(llama3.ModelConfig(**BASE, weight_tying=True), rngs=nnx.Rngs(0)),
+    "llama3_head": lambda: llama3.Llama3(llama3.ModelConfig(**BASE), rngs=nnx.Rngs(0)),
+    "qwen2": lambda: qwen2.Qwen2(qwen2.ModelConfig(**BASE), rngs=nnx.Rngs(0)),
+    "qwen3": lambda: qwen3.Qwen3(qwen3.ModelConfig(**BASE, use_tied_embedding=True), rngs=nnx.Rngs(0)),
+}
+
+
+class Letters:
+    """A tokenizer of single letters; end and begin are 1 and 2."""
+
+    def encode(self, text, **_):
+        return [3 + ord(c) - ord("a") for c in text]
+
+    def decode(self, ids, **_):
+        return "".join(chr(ord("a") + i - 3) for i in ids)
+
+    def bos_id(self):
+        return 2
+
+    def eos_id(self):
+        return EOS
+
+    def pad_id(self):
+        return PAD
+
+
+def randomise(model, seed=0):
+    """Biases and zero kernels too; far enough from uniform that texts repeat themselves."""
+    rng = np.random.default_rng(seed)
+    state = nnx.state(model, nnx.Param)
+    draw = lambda x: jnp.asarray(rng.normal(1.0 if x.ndim == 1 and (x == 1).all() else 0.0, 0.4, x.shape), x.dtype)  # noqa: E731
+    nnx.update(model, jax.tree.map(draw, state))
+    return model
+
+
+@functools.cache
+def actor(name):
+    return randomise(MAKERS[name]())
+
+
+def config(**changes):
+    settings = dict(max_tokens_to_generate=12, temperature=1.0, max_prompt_length=8, kv_cache_size=24)
+    return base_rollout.RolloutConfig(**{**settings, "return_logprobs": True, **changes})
+
+
+def logits(model, tokens):
+    n = tokens.shape[1]
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((n, n), bool)), (len(tokens), n, n))
+    return model(tokens, jnp.broadcast_to(jnp.arange(n), tokens.shape), None, mask)[0]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_logits_are_tunix_own(name):
+    model = actor(name)
+    rollout = SpecRollout(model, Letters(), toggle=None)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, WORDS, (2, 20)))
+    want = jax.nn.log_softmax(logits(model, tokens) / 0.7, axis=-1)[:, :-1]
+    want = jnp.take_along_axis(want, tokens[:, 1:, None], axis=-1)[..., 0]
+    got = teacher_forced(rollout._target, rollout._params(), tokens, jnp.array([20, 20]), 0.7)
+    np.testing.assert_allclose(got[:, 1:], want, rtol=0, atol=2e-5)
+
+
+def test_arrays_are_not_copied():
+    model = actor("qwen3")
+    own = {id(x) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model, nnx.Param)))}
+    mapped = jax.tree.leaves(SpecRollout(model, Letters())._params())
+    assert mapped and {id(x) for x in mapped} == own
+
+
+def test_another_model_is_caught():
+    """A norm's epsilon that is not the model's."""
+    model = randomise(MAKERS["llama3"]())
+    for layer in model.layers:
+        layer.input_layernorm.norm_eps = 0.5
+    with pytest.raises(ValueError, match="log-probs"):
+        SpecRollout(model, Letters())
+
+
+def small(target, max_len):
+    return Engine(target, max_len, drafter=Siblings(nodes=4, longest=4, memory=64), prefill_chunk=8)
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    return SpecRollout(actor("llama3"), Letters(), build=small, sizes=(6,), toggle=None, key=3)
+
+
+PROMPTS = ["abcab"] * 3 + ["hg"] * 3
+
+
+def test_output_is_as_vanillas(rollout):
+    """Shapes, pads and types of Tunix's own rollout; log-probs that its own function computes for these tokens."""
+    got = rollout.generate(PROMPTS, config())
+    cache = base_rollout.CacheConfig(24, 2, 1, 8)
+    vanilla = vanilla_rollout.VanillaRollout(actor("llama3"), Letters(), cache).generate(PROMPTS, config())
+    np.testing.assert_array_equal(got.left_padded_prompt_tokens, vanilla.left_padded_prompt_tokens)
+    assert len(got.text) == len(got.tokens) == len(got.logprobs) == 6 and got.logits == vanilla.logits
+    assert len({tuple(t) for t in got.tokens}) == 6
+    for text, tokens, logs in zip(got.text, got.tokens, got.logprobs, strict=True):
+        assert isinstance(tokens, np.ndarray) and tokens.shape == logs.shape and len(tokens) <= 12
+        assert EOS not in tokens and text == Letters().decode(tokens)
+    graph, state = nnx.split(actor("llama3"))
+    padded = np.full((6, 12), PAD)
+    for row, tokens in zip(padded, got.tokens, strict=True):
+        row[: len(tokens)] = tokens
+    given = (jnp.asarray(got.left_padded_prompt_tokens), jnp.asarray(padded))
+    want = common.compute_per_token_logps(graph, state, *given, PAD, EOS)
+    again = rollout.get_per_token_logps(*given)
+    for row, logs in enumerate(got.logprobs):
+        np.testing.assert_allclose(logs, want[row, : len(logs)], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(again[row, : len(logs)], want[row, : len(logs)], rtol=0, atol=2e-5)
+
+
+def test_greedy_is_vanillas_greedy(rollout):
+    cache = base_rollout.CacheConfig(24, 2, 1, 8)
+    vanilla = vanilla_rollout.VanillaRollout(actor("llama3"), Letters(), cache)
+    want = vanilla.generate(["abcab", "hg"], config(temperature=0.0, top_p=None))
+    got = rollout.generate(["abcab", "hg"], config(temperature=0.0, top_p=None))
+    for a, b, x, y in zip(got.tokens, want.tokens, got.logprobs, want.logprobs, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(x, np.asarray(y), rtol=0, atol=2e-5)
+
+
+def test_new_parameters_and_lora():
+    """All parameters, and LoRA pairs alone; the adapted model's logits are what rolls out."""
+    base = randomise(MAKERS["qwen3"]())
+    rules = qwix.LoraProvider(module_path=".*(q_proj|o_proj|gate_proj)", rank=2, alpha=4.0)
+    model = qwix.apply_lora_to_model(base, rules, **base.get_model_input())
+    with pytest.raises(ValueError, match="lora_scale"):
+        SpecRollout(model, Letters())
+    rollout = SpecRollout(model, Letters(), lora_scale=2.0, toggle=None)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(3, WORDS, (2, 12)))
+    first = rollout.get_per_token_logps(tokens[:, :4], tokens[:, 4:])
+    pairs = nnx.state(model, nnx.LoRAParam)
+    assert len(jax.tree.leaves(pairs)) == 2 * 3 * 2
+    other = jax.tree.map(lambda x: x + 0.3, pairs)
+    rollout.update_params(other, (nnx.LoRAParam,))
+    want = jax.nn.log_softmax(logits(model, tokens), axis=-1)[:, 3:-1]
+    want = jnp.take_along_axis(want, tokens[:, 4:, None], axis=-1)[..., 0]
+    got = rollout.get_per_token_logps(tokens[:, :4], tokens[:, 4:])
+    np.testing.assert_allclose(got, want, rtol=0, atol=5e-5)
+    assert abs(got - first).max() > 1e-2
+
+
+def test_prompts_of_a_group_are_found():
+    a, b = [1, 2], [3]
+    assert grouped([a, a, b, b]) == ([a, b], 2)
+    assert grouped([a, a, a, a, b, b]) == ([a, a, b], 2)
+    assert grouped([a, b, a]) == ([a, b, a], 1)
+
+
+def test_other_families_are_refused():
+    class Gemma3:
+        config = None
+
+    with pytest.raises(ValueError, match="Gemma3"):
+        tunix_models.target_for(Gemma3())
