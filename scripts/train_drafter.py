@@ -172,7 +172,7 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts:
     rows = logs.read(args.run)
     shown = {k: v for k, v in rows[-1].items() if k.startswith(("accept", "loss"))}
     about = {
-        "kind": type(recipe.drafter).__name__.removesuffix("Recipe").lower(),
+        "kind": recipe.kind,
         "parameters": size,
         "steps": int(state.step),
         "texts": len(texts),

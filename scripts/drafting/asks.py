@@ -36,18 +36,16 @@ def training_prompts(model: LoadedTarget, data: Data, decoder: Callable[[], Deco
     """
     tokenizer = _tokenizer(model)
     found: list[Prompt] = []
+    for name in ("made_up", "asked"):
+        if getattr(data, name) and tokenizer.chat_template is None:
+            raise ValueError(f"{name}: got a target without a chat template, takes 0")
     if data.made_up:
-        if tokenizer.chat_template is None:
-            raise ValueError("made_up: got a target without a chat template, takes 0")
         before, after = (tokenizer.encode(part, special=False) for part in _chat(tokenizer, _MARK).split(_MARK))
         longest = max(1, data.longest_prompt - len(before) - len(after))
         sampling = Sampling(temperature=1.0, top_p=0.95)
         found += prompts.made_up(decoder(), before, after[:1], after[1:], data.made_up, longest, data.seed, sampling)
     if data.asked:
-        if tokenizer.chat_template is None:
-            raise ValueError("asked: got a target without a chat template, takes 0")
-        texts = topics.requests(data.asked, data.seed)
-        found += [tuple(tokenizer.encode(_chat(tokenizer, text), special=False)) for text in texts]
+        found += [_request(tokenizer, text) for text in topics.requests(data.asked, data.seed)]
     if data.passages:
         train, _ = corpus.split(corpus.stdlib_sources())
         random.Random(data.seed).shuffle(train)
@@ -56,7 +54,7 @@ def training_prompts(model: LoadedTarget, data: Data, decoder: Callable[[], Deco
         passages = prompts.beginnings(sources, data.passages, min(16, room), room, data.seed)
         if tokenizer.chat_template is not None:
             asked = [_ASKS[i % len(_ASKS)].format(tokenizer.decode(p)) for i, p in enumerate(passages)]
-            passages = [tuple(tokenizer.encode(_chat(tokenizer, text), special=False)) for text in asked]
+            passages = [_request(tokenizer, text) for text in asked]
         found += passages
     random.Random(data.seed).shuffle(found)  # a run that is cut short has some of every kind
     fitting = [prompt for prompt in found if len(prompt) <= data.longest_prompt]
@@ -87,6 +85,10 @@ def _tokenizer(model: LoadedTarget) -> Tokenizer:
     if model.tokenizer is None:
         raise ValueError("--target: got a checkpoint without a tokenizer, takes one that has it")
     return model.tokenizer
+
+
+def _request(tokenizer: Tokenizer, words: str) -> Prompt:
+    return tuple(tokenizer.encode(_chat(tokenizer, words), special=False))
 
 
 def _chat(tokenizer: Tokenizer, words: str) -> str:

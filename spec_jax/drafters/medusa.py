@@ -240,9 +240,7 @@ def init_params(
     Hydra's first blocks pass the hidden state on, and little of the embeddings. Raises ValueError for a target's head
     that can't be copied.
     """
-    whole = Dense(ends.embedding) if ends.head is None else ends.head
-    if not isinstance(whole, Dense):
-        raise ValueError(f"ends: got a head that is a {type(whole).__name__}, takes a dense one")
+    whole = ends.columns()
     h = config.hidden_size
 
     def block(index: int, number: int) -> Residual:

@@ -175,13 +175,17 @@ class IfDrafted:
         widths: tuple[int, ...],
     ) -> Int[Array, ""]:
         """The index of the width."""
-        drafted = (draft.tree.valid[:, 1:] & active[:, None]).any()
-        return jnp.where(drafted, self.controller.decide(state, draft, active, cost, widths), 0)
+        return jnp.where(_drafted(draft, active), self.controller.decide(state, draft, active, cost, widths), 0)
 
     def observe(
         self, state: Any, draft: Draft, width: Int[Array, ""], verdict: Verdict, active: Bool[Array, "b"]
     ) -> Any:
         """The other controller's state after a round; rounds without a draft say nothing."""
-        drafted = (draft.tree.valid[:, 1:] & active[:, None]).any()
+        drafted = _drafted(draft, active)
         after = self.controller.observe(state, draft, width, verdict, active)
         return jax.tree.map(lambda new, old: jnp.where(drafted, new, old), after, state)
+
+
+def _drafted(draft: Draft, active: Bool[Array, "b"]) -> Bool[Array, ""]:
+    """Whether any row that runs has a draft."""
+    return (draft.tree.valid[:, 1:] & active[:, None]).any()

@@ -111,8 +111,7 @@ def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> 
         head = dataclasses.replace(head, temperature=lax.stop_gradient(head.temperature))
     kept = None if shared is None else shared.get(KEPT)
     ends = fixed_ends(target_params)
-    lm_head = ends.columns(kept) if trained.lm_head is None and kept is not None else trained.lm_head
-    return BlockParams(trained.network, ends, head, lm_head, kept)
+    return BlockParams(trained.network, ends, head, ends.drafted(trained.lm_head, kept), kept)
 
 
 def fixed_ends(target_params: Any) -> Ends:

@@ -71,8 +71,7 @@ class EagleForward:
     def as_drafter(self, trained: TrainedEagle, target_params: Any, shared: Any = None) -> EagleParams:
         """The parameters as the drafter takes them."""
         kept, ends = None if shared is None else shared.get(KEPT), fixed_ends(target_params)
-        lm_head = ends.columns(kept) if trained.lm_head is None and kept is not None else trained.lm_head
-        return EagleParams(trained.network, ends, lm_head, kept)
+        return EagleParams(trained.network, ends, ends.drafted(trained.lm_head, kept), kept)
 
     def drafter(self, shape: Growth) -> HeadTree | DepthTree:
         """The drafter with drafts of a shape."""

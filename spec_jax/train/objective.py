@@ -108,17 +108,16 @@ class Objective:
             base, share = self.of_slots(slots.over(said.base)), jnp.maximum(0.0, 1 - done / self.base_until)
             total = (1 - share) * total + share * base
             metrics |= {"base_loss": base, "base_share": jnp.asarray(share, jnp.float32)}
+        fixed = tuple(w for w in self.weights if w[0] in ("decay", "powers"))
         if self.confidence > 0:
             if said.confidence is None:
                 raise ValueError("confidence: got a drafter without a confidence head, takes one that has it")
-            fixed = tuple(w for w in self.weights if w[0] in ("decay", "powers"))
             part = self._mean(confidence_loss(slots, said.confidence), slots, fixed)
             total += self.confidence * part
             metrics["confidence_loss"] = part
         if self.regression > 0:
             if said.regression is None:
                 raise ValueError("regression: got a drafter whose hidden states stand for nothing, takes an EAGLE head")
-            fixed = tuple(w for w in self.weights if w[0] in ("decay", "powers"))
             part = self._mean(said.regression, slots, fixed)
             total += self.regression * part
             metrics["regression_loss"] = part

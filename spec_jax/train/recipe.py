@@ -250,6 +250,11 @@ class Recipe:
     training: Training = Training()
     held_out: Held = Held()
 
+    @property
+    def kind(self) -> str:
+        """The drafter's name in KINDS."""
+        return next(name for name, kind in KINDS.items() if isinstance(self.drafter, kind))
+
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """From a TOML file with tables drafter, data, objective, training and held_out, any of which may be missing.
@@ -276,7 +281,7 @@ class Recipe:
     def describe(self) -> dict[str, Any]:
         """What another run must share to go on with this one, as JSON: all but what is measured, and when."""
         found = dataclasses.asdict(self)
-        found["drafter"]["kind"] = next(name for name, kind in KINDS.items() if isinstance(self.drafter, kind))
+        found["drafter"]["kind"] = self.kind
         del found["held_out"], found["training"]["measure_every"]
         return found
 

@@ -20,18 +20,22 @@ class Ends:
     norm: Float[Array, "hidden"]
     head: Linear | None = None
 
+    @property
+    def output(self) -> Linear:
+        """The map to logits: the head, or the embedding where that is the head as well."""
+        return Dense(self.embedding) if self.head is None else self.head
+
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b hidden"]:
         """The tokens' embeddings."""
         return self.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
 
     def logits(self, x: Float[Array, "*b hidden"]) -> Float[Array, "*b vocab"]:
         """Logits of normed hidden states, in float32."""
-        head = Dense(self.embedding) if self.head is None else self.head
-        return apply(head, x).astype(jnp.float32)
+        return apply(self.output, x).astype(jnp.float32)
 
     def some_logits(self, x: Float[Array, "b k hidden"], ids: Int[Array, "b m"]) -> Float[Array, "b k m"]:
         """Logits of some tokens of each row alone, in float32."""
-        head = Dense(self.embedding) if self.head is None else self.head
+        head = self.output
         if not isinstance(head, Dense):  # other leaves can't be read in part
             return jnp.take_along_axis(self.logits(x), ids[:, None], axis=-1)
         y = jnp.einsum("bkh,hbm->bkm", x, head.kernel[:, ids])
@@ -39,12 +43,16 @@ class Ends:
 
     def columns(self, kept: Int[Array, "n"] | None = None) -> Dense:
         """The head's columns for some tokens, in their order (None: all). ValueError for a head that can't be cut."""
-        head = Dense(self.embedding) if self.head is None else self.head
+        head = self.output
         if not isinstance(head, Dense):
             raise ValueError(f"ends: got a head that is a {type(head).__name__}, takes a dense one")
         if kept is None:
             return head
         return Dense(head.kernel[:, kept], None if head.bias is None else head.bias[kept])
+
+    def drafted(self, own: Linear | None, kept: Int[Array, "n"] | None) -> Linear | None:
+        """A drafter's map to logits: its own, or else the columns of a reduced vocabulary (None: `output` as it is)."""
+        return self.columns(kept) if own is None and kept is not None else own
 
     def final(self, x: Float[Array, "*b hidden"], eps: float) -> Float[Array, "*b hidden"]:
         """The final norm."""

@@ -98,8 +98,8 @@ def from_native(
     leaves = [jnp.asarray(tensors[n]).astype(dtype if floating(leaf) else leaf.dtype) for n, leaf in pairs]
     own = jax.tree.unflatten(jax.tree.structure(template), leaves)
     kept = own.get("kept")
-    lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None if kept is None else ends.columns(kept)
-    return config, head, BlockParams(own["network"], ends, own["head"], lm_head, kept)
+    lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None
+    return config, head, BlockParams(own["network"], ends, own["head"], ends.drafted(lm_head, kept), kept)
 
 
 def _named(parts: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -141,7 +141,7 @@ def _own_ends(
     if head and differ("lm_head.weight"):
         ends = dataclasses.replace(ends, head=Dense(new("lm_head.weight")))
     if differ("embed_tokens.weight"):
-        output = Dense(ends.embedding) if ends.head is None else ends.head
+        output = ends.output
         ends = dataclasses.replace(ends, embedding=new("embed_tokens.weight"), head=output)
     return ends
 

@@ -70,10 +70,8 @@ def from_tensors(
             raise CheckpointError(f"{source}: d2t moves tokens, though all of them are drafted")
     ends = _ends(tensors, ends_of(target_params), dtype)
     head = Dense(jnp.asarray(tensors["lm_head.weight"].T).astype(dtype)) if config.own_head else None
-    head = ends.columns(jnp.asarray(kept)) if head is None and small else head
-    return config, EagleParams(
-        from_file(shapes, name, tensors, dtype), ends, head, jnp.asarray(kept) if small else None
-    )
+    ids = jnp.asarray(kept) if small else None
+    return config, EagleParams(from_file(shapes, name, tensors, dtype), ends, ends.drafted(head, ids), ids)
 
 
 def to_tensors(config: EagleConfig, params: EagleParams) -> dict[str, np.ndarray]:
@@ -143,5 +141,4 @@ def _ends(tensors: Mapping[str, np.ndarray], ends: Ends, dtype: Any) -> Ends:
     own, old = tensors.get("embed_tokens.weight"), np.asarray(ends.embedding).T
     if own is None or np.array_equal(own.astype(old.dtype), old):
         return ends
-    head = Dense(ends.embedding) if ends.head is None else ends.head
-    return dataclasses.replace(ends, embedding=jnp.asarray(own.T).astype(dtype), head=head)
+    return dataclasses.replace(ends, embedding=jnp.asarray(own.T).astype(dtype), head=ends.output)
