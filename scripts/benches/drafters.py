@@ -4,8 +4,9 @@ Acceptance length is tokens per target pass with every draft verified whole; ci9
 (Student's t, benches/intervals.py). speedup is over plain decoding in turn in the same run, with drafts cut by their
 measured cost. Both are given for greedy decoding and at temperature 1, where drafts are coupled with the target's
 noise; the figures at the top of an entry are the greedy ones. same_text counts tokens of all these runs by the replay
-check. --rules adds other exact rules at temperature 1. Drafters without weights in --drafters-dir are named and left
-out. Beside what papers say that one drafter gains over another stands what it gains here.
+check. loss is what part of the greedy length is lost at temperature 1. --rules adds, for trees, every other exact rule
+at temperature 1 and equal nodes, and what coupled drafts gain over it. Drafters without weights in --drafters-dir are
+named and left out. Beside what papers say that one drafter gains over another stands what it gains here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from spec_jax.models.load import load_target
 
 from . import output, runs, schema
 from .drafters_measure import SETTINGS, measure
-from .drafters_published import PUBLISHED
+from .drafters_published import LOSS, LOSS_SOURCE, PUBLISHED
 from .drafters_systems import COMBINED, JOINED, SYSTEMS, TRAINED, collect
 
 CLASSES = {"smollm2": ("mtbench", "humaneval"), "small_hybrid": ()}
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several = functools.partial(parser.add_argument, nargs="+", metavar="NAME")
     several("--target", choices=tuple(CLASSES), help=f"of {', '.join(CLASSES)} (all)")
     several("--rows", choices=(*SYSTEMS, COMBINED), help=f"of {', '.join(SYSTEMS)}, {COMBINED} (all)")
+    several("--classes", choices=runs.CLASSES, help=f"SmolLM2's prompts, of {', '.join(runs.CLASSES)} (two)")
     parser.add_argument("--drafters-dir", type=Path, default=TRAINED, metavar="DIR", help="a folder of TARGET/NAME")
     parser.add_argument("--nodes", type=int, default=8, metavar="N", help="drafted nodes of every draft (8)")
     parser.add_argument("--join", choices=JOINED, help="what retrieval is added to (the first that is there)")
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 def _target(name: str, args: argparse.Namespace) -> dict[str, Any]:
     model = load_target(name)
     args = argparse.Namespace(**vars(args), model=name, max_len=model.max_position_embeddings)
-    cases = runs.cases(model, args, CLASSES[name])
+    cases = runs.cases(model, args, tuple(args.classes or CLASSES[name]))
     max_len = runs.room(cases, args.tokens)
     rows, left = collect(model, args.drafters_dir / name, args.nodes, max_len, args.rows, args.join)
     if args.quick:
@@ -93,8 +95,16 @@ def table(target: str, found: dict[str, Any]) -> str:
         size = f"{row['nodes']} nodes, depth {row['depth']}"
         lines.append(f"{name:12} {size:18} " + "  ".join(f"{s} {c}" for s, c in zip(SETTINGS, cells, strict=True)))
         lines[-1] += f"  text {'equal' if not apart else f'different in {apart}'}"
+        lines[-1] += f", temperature 1 loses {_part(row['loss'])}"
+        if len(row["greedy"]["classes"]) > 1:
+            lengths, speeds = row["greedy"]["classes"], row["greedy"]["class_speedups"]
+            parts = (f"{cls} {x:.2f} {speeds[cls]:.2f}x" for cls, x in lengths.items())
+            lines.append(f"{'':12} greedy by class: {', '.join(parts)}")
         for rule, figures in row.get("rules", {}).items():
-            lines.append(f"{'':12} {rule:18} {'':{7 + len(cells[0])}}  sampled {_length(figures)}")
+            size = f"{figures['nodes']} nodes, depth {figures['depth']}"
+            cell = f"{'':12} {size:18} {rule:20} sampled {_length(figures)}, loses {_part(figures['loss'])}"
+            lines.append(f"{cell}; coupled {_part(figures['coupled_over'], '+')}")
+    lines.append(f"published block drafters lose {100 * LOSS:.0f} % at temperature 1 ({LOSS_SOURCE})")
     lines += [f"{name:12} left out: {why}" for name, why in found["left_out"].items()]
     for delta in PUBLISHED:
         low, high = (f"{100 * g:+.1f}" for g in delta.gain)
@@ -115,10 +125,14 @@ def _length(figures: dict[str, Any]) -> str:
 
 
 def _gain(setting: str, gain: dict[str, Any]) -> str:
-    ci = gain["ci95"]
-    sure = "" if ci is None else f" [{100 * ci[0]:+.1f}, {100 * ci[1]:+.1f}]"
-    length, speed = (f"{100 * gain[field]:+.1f} %" for field in ("acceptance_length", "speedup"))
-    return f"{setting} {length}{sure} in length, {speed} in speed"
+    length = _part({"part": gain["acceptance_length"], "ci95": gain["ci95"]}, "+")
+    return f"{setting} {length} in length, {100 * gain['speedup']:+.1f} % in speed"
+
+
+def _part(change: dict[str, Any], sign: str = "") -> str:
+    ci = change["ci95"]
+    sure = "" if ci is None else f" [{100 * ci[0]:{sign}.1f}, {100 * ci[1]:{sign}.1f}]"
+    return f"{100 * change['part']:{sign}.1f} %{sure}"
 
 
 def _plot(result: dict[str, Any], figure: Any) -> None:

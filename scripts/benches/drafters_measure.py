@@ -18,7 +18,8 @@ from spec_jax.sampling.settings import Sampling
 
 from . import intervals, runs
 from .drafters_published import PUBLISHED
-from .drafters_systems import Row, ruled
+from .drafters_rules import ruled
+from .drafters_systems import Row
 from .sides import Sides
 
 SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
@@ -42,14 +43,25 @@ class Counts:
         sums = (self.emitted, self.passes)
         return {"acceptance_length": intervals.ratio(*sums)[0], "ci95": intervals.interval(*sums)}
 
+    def over(self, other: Counts) -> dict[str, Any]:
+        """How much longer these are than others on the same prompts (0.1: by a tenth), and the interval."""
+        gain, ci = intervals.gain((self.emitted, self.passes), (other.emitted, other.passes))
+        return {"part": gain, "ci95": ci}
+
+    def loss(self, greedy: Counts) -> dict[str, Any]:
+        """What part of greedy decoding's acceptance length is lost (0.1: a tenth), and the interval."""
+        gain = self.over(greedy)
+        ci = gain["ci95"]
+        return {"part": -gain["part"], "ci95": None if ci is None else (-ci[1], -ci[0])}
+
 
 def measure(
     model: LoadedTarget, plain: Any, rows: Mapping[str, Row], cases: Sequence[runs.Case], args: argparse.Namespace
 ) -> dict[str, Any]:
     """What `drafters.schema.json` says of a target's drafters.
 
-    plain is the engine of plain decoding; args hold what `Sides` takes, `nodes`, and `rules`: whether trees are
-    measured under the other exact rules as well.
+    plain is the engine of plain decoding; args hold what `Sides` takes, `nodes`, `quick`, and `rules`: whether trees
+    are measured under the other exact rules as well (with `quick` under two of them).
     """
     decoders = {_PLAIN: choose.decoder(model, plain)}
     decoders |= {name: choose.decoder(model, row.engine, row.params) for name, row in rows.items()}
@@ -68,14 +80,19 @@ def measure(
             found[name][setting] = counts[setting][name].figures() | {
                 "speedup": sides.tokens_per_second(name) / sides.tokens_per_second(_PLAIN),
                 "classes": by_class(cases, results),
+                "class_speedups": {
+                    cls: sides.tokens_per_second(name, cls) / sides.tokens_per_second(_PLAIN, cls)
+                    for cls in runs.classes(list(cases))
+                },
                 "same_text": runs.merge(texts),
             }
             print(f"{name}, {setting}: {found[name][setting]}", file=sys.stderr)
     for name, row in rows.items():
         found[name] |= {f: found[name]["greedy"][f] for f in ("acceptance_length", "ci95", "speedup")}
+        own = {setting: counts[setting][name] for setting in SETTINGS}
+        found[name]["loss"] = own["sampled"].loss(own["greedy"])
         if args.rules and ruled(row.engine, args.nodes):
-            found[name]["rules"] = rules(model, row, cases, args)
-            print(f"{name}, rules: {found[name]['rules']}", file=sys.stderr)
+            found[name]["rules"] = rules(model, row, cases, args, own)
     return {"drafters": found, "deltas": deltas(counts, found), "recompiles": recompiles}
 
 
@@ -112,13 +129,20 @@ def by_class(cases: Sequence[runs.Case], results: Sequence[Result]) -> dict[str,
 
 
 def rules(
-    model: LoadedTarget, row: Row, cases: Sequence[runs.Case], args: argparse.Namespace
+    model: LoadedTarget, row: Row, cases: Sequence[runs.Case], args: argparse.Namespace, own: Mapping[str, Counts]
 ) -> dict[str, dict[str, Any]]:
-    """Acceptance lengths at temperature 1 under the other exact rules, at as many nodes."""
+    """Acceptance lengths at temperature 1 under the other exact rules, at as many nodes.
+
+    own are the row's counts by setting: what each rule loses of greedy decoding's, and coupled drafts gain over it.
+    """
     found = {}
-    for name, engine in ruled(row.engine, args.nodes).items():
+    for name, engine in list(ruled(row.engine, args.nodes).items())[: 2 if args.quick else None]:
         results = whole(choose.decoder(model, engine, row.params), cases, args, SETTINGS["sampled"])
-        found[name] = Counts.of(results).figures()
+        counts = Counts.of(results)
+        sizes = {"nodes": engine.drafter.nodes - 1, "depth": engine.drafter.depth}
+        compared = {"loss": counts.loss(own["greedy"]), "coupled_over": own["sampled"].over(counts)}
+        found[name] = counts.figures() | sizes | compared
+        print(f"{name}: {found[name]}", file=sys.stderr)
     return found
 
 
@@ -133,8 +157,7 @@ def deltas(counts: Mapping[str, Mapping[str, Counts]], found: Mapping[str, Any])
             continue
         entry: dict[str, Any] = {"published": delta.gain, "measure": delta.measure, "source": delta.source}
         for setting, by_name in counts.items():
-            one, other = by_name[delta.row], by_name[delta.base]
-            gain, ci = intervals.gain((one.emitted, one.passes), (other.emitted, other.passes))
+            gain, ci = by_name[delta.row].over(by_name[delta.base]).values()
             speed = found[delta.row][setting]["speedup"] / found[delta.base][setting]["speedup"] - 1
             entry[setting] = {"acceptance_length": gain, "ci95": ci, "speedup": speed}
         result[delta.name] = entry

@@ -9,7 +9,6 @@ from typing import Any
 
 from spec_jax import configs
 from spec_jax.configs.medusa import RATES
-from spec_jax.control.budget import Always
 from spec_jax.control.throughput import Throughput
 from spec_jax.drafters import load
 from spec_jax.drafters.block.drafter import BlockDrafter
@@ -26,8 +25,6 @@ from spec_jax.topology.branching import Branching
 from spec_jax.topology.growth import Growth
 from spec_jax.topology.static import likeliest
 from spec_jax.train import weights_file
-from spec_jax.verify.match import match
-from spec_jax.verify.rejection import rejection
 
 Shape = Growth | BestFirst | Choices | Branching
 COMBINED = "combined"
@@ -171,28 +168,6 @@ def with_shape(drafter: BlockDrafter | DepthTree | HeadTree, shape: Shape) -> An
     return dataclasses.replace(drafter, **{"growth" if isinstance(drafter, HeadTree) else "shape": shape})
 
 
-def ruled(engine: Engine, nodes: int) -> dict[str, Engine]:
-    """Other exact ways to draft and verify at temperature 1, with as many nodes, for trees of a drafter with a law.
-
-    point: the same shape ranked by law alone. chain: a drawn chain, by p/q. without_replacement: siblings drawn below
-    the anchor, each with a drawn chain below it, by recursive rejection. Empty for chains and for retrieval.
-    """
-    drafter = engine.drafter
-    if not isinstance(drafter, BlockDrafter | DepthTree | HeadTree) or is_chain(shape_of(drafter)):
-        return {}
-    most, shape = deepest(drafter, nodes), shape_of(drafter)
-    depth = min(most, max(1, nodes // 2))
-    shapes = {
-        "point": (dataclasses.replace(shape, ranking="point"), match),  # type: ignore[call-arg]
-        "chain": (Branching((1,) * most, replacement=True), rejection),
-        "without_replacement": (Branching((nodes // depth, *(1,) * (depth - 1))), rejection),
-    }
-    make = lambda shape, rule: dataclasses.replace(  # noqa: E731
-        engine, drafter=with_shape(drafter, shape), controller=Always(), widths=(shape.nodes,), rule=rule
-    )
-    return {name: make(*how) for name, how in shapes.items()}
-
-
 def _row(
     system: System, model: LoadedTarget, folder: Path, loaded: dict[str, load.LoadedDrafter], nodes: int, max_len: int
 ) -> Row | str:
@@ -232,7 +207,7 @@ def _cut(engine: Engine, nodes: int, chain: bool) -> Engine:
 def _controlled(engine: Engine, drafter: Any, nodes: int) -> Engine:
     """With a controller that weighs cost: the configuration's own if it does, else `Throughput`."""
     controller = engine.controller if isinstance(engine.controller, Throughput) else Throughput()
-    widths = sorted({1, *(n for n in (1 + nodes // 2,) if n < drafter.nodes), drafter.nodes})
+    widths = sorted({1, *(n for n in (4, 1 + nodes // 2) if n < drafter.nodes), drafter.nodes})
     return dataclasses.replace(engine, drafter=drafter, controller=controller, widths=tuple(widths))
 
 

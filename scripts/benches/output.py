@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser, plots: bool = True) -> None:
 
     A file that can't be written is refused here, before anything is measured.
     """
-    parser.add_argument("--json", type=_output_file, metavar="FILE", help="also write the result to FILE")
+    add_json_argument(parser)
     parser.add_argument(
         "--quick", action="store_true", help="less of everything: shows that it runs, not how fast it is"
     )
@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser, plots: bool = True) -> None:
         parser.add_argument(
             "--plot", type=_plot_file, metavar="FILE", help=f"draw the result ({' '.join(PLOT_FORMATS)})"
         )
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --json FILE alone."""
+    parser.add_argument("--json", type=_output_file, metavar="FILE", help="also write the result to FILE")
 
 
 def finish(result: dict[str, Any], schema: dict[str, Any], args: argparse.Namespace, plot: Plot | None = None) -> None:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from scripts.benches import drafters_published, intervals
+from scripts.benches import drafters_published, drafters_rules, intervals
 from scripts.benches import drafters_systems as systems
 from spec_jax.control.budget import Always
 from spec_jax.control.throughput import Throughput
@@ -23,8 +23,6 @@ from spec_jax.drafters.combined import Combined
 from spec_jax.drafters.eagle import weights as eagle_weights
 from spec_jax.engine.engine import Engine
 from spec_jax.models.load import LoadedTarget
-from spec_jax.verify.match import match
-from spec_jax.verify.rejection import rejection
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
 
@@ -125,14 +123,16 @@ def test_what_is_not_there_is_named(model, folder, tmp_path):
 @pytest.mark.parametrize(("nodes", "widths"), [(6, (2, 1, 1)), (8, (2, 1, 1)), (2, (2,))])
 def test_other_rules_have_as_many_nodes(model, folder, nodes, widths):
     rows, _ = systems.collect(model, folder, nodes, 40, ["ddtree", "dflash", "medusa", "eagle3_tree", "suffix"])
-    assert systems.ruled(rows["dflash"].engine, nodes) == systems.ruled(rows["suffix"].engine, nodes) == {}
+    assert all(drafters_rules.ruled(rows[name].engine, nodes) == {} for name in ("dflash", "suffix"))
     for name in ("ddtree", "eagle3_tree", *(["medusa"] if nodes > 2 else [])):
-        found = systems.ruled(rows[name].engine, nodes)
-        assert [e.rule for e in found.values()] == [match, rejection, rejection]
+        found = drafters_rules.ruled(rows[name].engine, nodes)
+        assert {rule: e.rule for rule, e in found.items()} == {r: how[0] for r, how in drafters_rules.RULES.items()}
         assert all(isinstance(e.controller, Always) and e.widths == (e.drafter.nodes,) for e in found.values())
+        assert all(e.drafter.nodes - 1 <= nodes for e in found.values())
         assert found["point"].drafter.nodes == rows[name].engine.drafter.nodes
-        shape = systems.shape_of(found["without_replacement"].drafter)
-        assert sum(shape.sizes) - 1 <= nodes and (name != "ddtree" or shape.widths == widths)
+        shape = systems.shape_of(found["recursive_rejection"].drafter)
+        assert not shape.replacement and (name != "ddtree" or shape.widths == widths)
+        assert systems.shape_of(found["k_seq"].drafter) == dataclasses.replace(shape, replacement=True)
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +167,10 @@ def measured(bench, small, unoptimised):
     model, folder = small
     case, measuring = (importlib.import_module(f"benches.{m}") for m in ("runs", "drafters_measure"))
     cases = [case.Case(f"{cls}/{i}", cls, (1, 2, 3, 4 + i)) for cls in ("a", "b") for i in range(2)]
-    args = argparse.Namespace(nodes=2, rules=True, tokens=8, repeats=1, seed=0)
+    args = argparse.Namespace(nodes=2, rules=True, quick=False, tokens=8, repeats=1, seed=0)
     rows, left = systems.collect(model, folder, args.nodes, 20, ["ddtree", "mtp", "combined"], "ddtree")
-    ruled = lambda engine, nodes: {k: e for k, e in systems.ruled(engine, nodes).items() if k == "chain"}  # noqa: E731
+    one = "speculative_sampling"
+    ruled = lambda *given: {k: e for k, e in drafters_rules.ruled(*given).items() if k == one}  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "ruled", ruled)
         made = measuring.measure(model, Engine(model.target, 20), rows, cases, args)
@@ -188,7 +189,12 @@ def test_the_measure_of_a_toy_target(measured):
             counted = figures["same_text"]
             assert counted["different"] == 0 and counted["equal"] + counted["near_tie"] == 2 * 4 * 8
         assert row["acceptance_length"] == row["greedy"]["acceptance_length"] <= row["depth"] + 1
-    assert set(drafters["ddtree"]["rules"]) == {"chain"} and "rules" not in drafters["combined"]
+        assert row["loss"]["part"] == pytest.approx(1 - row["sampled"]["acceptance_length"] / row["acceptance_length"])
+        assert row["loss"]["ci95"][0] <= row["loss"]["part"] <= row["loss"]["ci95"][1]
+    rules = drafters["ddtree"]["rules"]
+    assert set(rules) == {"speculative_sampling"} and "rules" not in drafters["combined"]
+    rule, coupled = rules["speculative_sampling"], drafters["ddtree"]["sampled"]["acceptance_length"]
+    assert rule["coupled_over"]["part"] == pytest.approx(coupled / rule["acceptance_length"] - 1)
     assert drafters["combined"]["joined"] == "ddtree" and measured["deltas"] == {}
 
 
@@ -213,7 +219,8 @@ def test_the_table_and_the_plot_show_it(bench, measured, tmp_path, capsys):
     assert "ddtree over dflash: published +12.5 to +12.9 % in acceptance length (arXiv 2607.08642" in text
     assert "here greedy +20.0 % [+10.0, +30.0] in length, +5.0 % in speed, sampled +20.0 % in length" in text
     assert "domino over dflash: published +14.7 to +19.8 %" in text and text.count("here not measured") == 8
-    assert text.count("text equal") == 2 and " chain " in text
+    assert text.count("text equal") == 2 and " speculative_sampling " in text
+    assert text.count("temperature 1 loses ") == 2 and "published block drafters lose 13 % at temperature 1" in text
     output = importlib.import_module("benches.output")
     schema = importlib.import_module("benches.schema").load("drafters")
     args = argparse.Namespace(json=None, plot=tmp_path / "plot.png")
