@@ -2,9 +2,9 @@
 
 Every file defines `engine(target, max_len)`, or `engine(target, max_len, draft_model)` where a small model drafts, or
 `engine(target, max_len, network, head)` where a block-parallel network does (its config, and its causal head, which has
-the published sizes if left out), or `engine(target, max_len, network)` where an EAGLE, Medusa or Hydra head of some
-config does, or `engine(target, max_len, drafter)` where any drafter is part of it. Where a part of the target drafts,
-`drafter_params(target_params)` gives that part's parameters, the target's own arrays.
+the published sizes if left out), or `engine(target, max_len, network)` where an EAGLE, Medusa, Hydra or recurrent head
+of some config does, or `engine(target, max_len, drafter)` where any drafter is part of it. Where a part of the target
+drafts, `drafter_params(target_params)` gives that part's parameters, the target's own arrays.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from spec_jax.drafters.block.heads.head import Head
 from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.medusa import MedusaConfig
+from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.engine.engine import Engine
 from spec_jax.models.target import Target
 
@@ -33,7 +34,7 @@ def build(
     target: Target,
     max_len: int,
     draft_model: Target | None = None,
-    network: BlockConfig | EagleConfig | MedusaConfig | None = None,
+    network: BlockConfig | EagleConfig | MedusaConfig | RecurrentConfig | None = None,
     head: Head | None = None,
     drafter: Drafter | None = None,
 ) -> Engine:

@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 import choose  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
-from drafting import asks, card  # noqa: E402
+from drafting import asks, begun, card  # noqa: E402
 
 from spec_jax.engine.decoder import Decoder  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
@@ -121,12 +121,16 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts:
     shape = Growth(nodes=forward.slots + 1, depth=forward.slots, width=1, children=1, candidates=16)
     drafter, tapped = forward.drafter(shape), forward.tapped(model.target)
     teacher = features.with_last(tapped, model.target.config.num_layers)
-    kept = shared = None
+    earlier = begun.Earlier.read(training, forward, model, args.config.parent)
+    kept, shared = earlier.kept, {}
     small = getattr(forward.config, "draft_vocab_size", None)
-    if small is not None:
+    if small is not None and kept is None:
         counts = vocabulary.count((text.tokens[text.mask] for text in texts), model.target.vocab_size)
         kept = vocabulary.most_frequent(counts, small, model.eos_token_ids)
-        shared = {block.KEPT: jax.numpy.asarray(kept)}
+    if kept is not None:
+        shared[block.KEPT] = jax.numpy.asarray(kept)
+    if earlier.reference is not None:
+        shared[begun.REFERENCE] = earlier.reference
     task = Task(
         forward,
         teacher,
@@ -137,16 +141,17 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts:
         training.labels,
         model.eos_token_ids,
         None if kept is None else block.KEPT,
+        None if earlier.reference is None else begun.REFERENCE,
     )
     devices = None if args.devices in (None, 1) else mesh.data_mesh(args.devices)
     cached = _features(args, teacher, model, texts) if args.cache_features else None
     dataset = windows(texts, training.length, training.batch, training.seed, cached)
-    feed = Feed(dataset, model.params, shared, devices)
-    params = forward.init(jax.random.key(training.seed), model.params, kept)
+    feed = Feed(dataset, model.params, shared or None, devices)
+    params = earlier.begin or forward.init(jax.random.key(training.seed), model.params, kept)
     optimizer = steps.adamw(params, training.clip, training.weight_decay)
     whole = lambda params: forward.as_drafter(params, model.params, shared)  # noqa: E731
     evaluation = _evaluation(recipe, model, drafter, tapped, whole)
-    vocabulary_map = None if kept is None else kept.tolist()
+    vocabulary_map = None if kept is None else np.asarray(kept).tolist()
     settings = recipe.describe() | {"target": _fingerprint(model), "vocabulary": vocabulary_map}
     with Checkpoints(args.run / "checkpoints", settings) as checkpoints:
         start = mesh.replicate(steps.init(params, optimizer), devices)

@@ -35,6 +35,7 @@ class MedusaConfig:
         num_heads: most tokens of a draft's root path.
         num_blocks: residual blocks per head.
         sequential: Hydra's heads.
+        own_head: whether each head has a map to logits of its own, or all use the target's as it is.
         final_norm_eps: of the target's final norm, behind which the hidden state is read.
 
     Raises:
@@ -47,6 +48,7 @@ class MedusaConfig:
     num_blocks: int = 1
     sequential: bool = False
     final_norm_eps: float = 1e-6
+    own_head: bool = True
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -67,7 +69,10 @@ class Residual:
 
 @flax.struct.dataclass
 class MedusaParams:
-    """Each head's blocks and map to logits, which are trained, and the target's ends."""
+    """Each head's blocks and map to logits, which are trained, and the target's ends.
+
+    Without maps of their own (`own_head`) outputs is empty.
+    """
 
     blocks: tuple[tuple[Residual, ...], ...]
     outputs: tuple[Linear, ...]
@@ -104,24 +109,18 @@ class HydraExpander:
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaHead:
-    """The heads as a `DepthHead`: their context is the target's normed hidden state, and they keep nothing else."""
+class LastHidden:
+    """What heads share that read the target's last hidden state alone and keep nothing of committed pairs.
 
-    config: MedusaConfig
+    Their configs have vocab_size, hidden_size and final_norm_eps, their parameters the target's `ends`.
+    """
+
+    config: Any
 
     @property
     def vocab_size(self) -> int:
         """The target's."""
         return self.config.vocab_size
-
-    @property
-    def depth(self) -> int:
-        """As many as there are heads."""
-        return self.config.num_heads
-
-    def init(self, params: MedusaParams, batch: int, max_len: int) -> tuple[tuple[()], Float[Array, "b hidden"]]:
-        """Nothing, and zeros."""
-        return (), jnp.zeros((batch, self.config.hidden_size), params.ends.norm.dtype)
 
     def taken(self, features: Float[Array, "b n taps hidden"]) -> Float[Array, "b n hidden"]:
         """The one tapped state; ValueError for others."""
@@ -131,6 +130,34 @@ class MedusaHead:
                 f"{self.config.hidden_size} (see `tapped`)"
             )
         return features[:, :, 0]
+
+    def commit(self, state: tuple[()], staged: tuple[()], length: Int[Array, "b"]) -> tuple[()]:
+        """Nothing is kept."""
+        return state
+
+    def insert(self, state: tuple[()], rows: Int[Array, "r"], other: tuple[()]) -> tuple[()]:
+        """Nothing is kept."""
+        return state
+
+    def release(self, state: tuple[()], rows: Int[Array, "r"]) -> tuple[()]:
+        """Nothing is kept."""
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaHead(LastHidden):
+    """The heads as a `DepthHead`: their context is the target's normed hidden state, and they keep nothing else."""
+
+    config: MedusaConfig
+
+    @property
+    def depth(self) -> int:
+        """As many as there are heads."""
+        return self.config.num_heads
+
+    def init(self, params: MedusaParams, batch: int, max_len: int) -> tuple[tuple[()], Float[Array, "b hidden"]]:
+        """Nothing, and zeros."""
+        return (), jnp.zeros((batch, self.config.hidden_size), params.ends.norm.dtype)
 
     def context(self, params: MedusaParams, taken: Float[Array, "b n hidden"]) -> Float[Array, "b n hidden"]:
         """Behind the target's final norm."""
@@ -170,18 +197,6 @@ class MedusaHead:
         logits = head_logits(self.config, params, 0, context, anchor[:, None])
         return HydraExpander(self.config), (params, context), pool, logits
 
-    def commit(self, state: tuple[()], staged: tuple[()], length: Int[Array, "b"]) -> tuple[()]:
-        """Nothing is kept."""
-        return state
-
-    def insert(self, state: tuple[()], rows: Int[Array, "r"], other: tuple[()]) -> tuple[()]:
-        """Nothing is kept."""
-        return state
-
-    def release(self, state: tuple[()], rows: Int[Array, "r"]) -> tuple[()]:
-        """Nothing is kept."""
-        return state
-
 
 @dataclasses.dataclass(frozen=True)
 class IndependentHead(MedusaHead):
@@ -209,7 +224,8 @@ def head_logits(
         x = jnp.concatenate([x, read.reshape(*x.shape[:-1], -1)], axis=-1)
     for block in params.blocks[index]:
         x = block(x)
-    return apply(params.outputs[index], x).astype(jnp.float32)
+    output = params.outputs[index] if config.own_head else params.ends.output
+    return apply(output, x).astype(jnp.float32)
 
 
 def text_logits(
@@ -237,10 +253,9 @@ def init_params(
 ) -> MedusaParams:
     """Heads that begin as the target's own: blocks that leave the hidden state as it is, and copies of its head.
 
-    Hydra's first blocks pass the hidden state on, and little of the embeddings. Raises ValueError for a target's head
-    that can't be copied.
+    Without maps of their own there are no copies. Hydra's first blocks pass the hidden state on, and little of the
+    embeddings. Raises ValueError for a target's head that can't be copied.
     """
-    whole = ends.columns()
     h = config.hidden_size
 
     def block(index: int, number: int) -> Residual:
@@ -252,7 +267,9 @@ def init_params(
         return Residual(linear, Dense(noise.at[:h].set(jnp.eye(h)).astype(dtype), jnp.zeros(h, dtype)))
 
     blocks = tuple(tuple(block(i, j) for j in range(config.num_blocks)) for i in range(config.num_heads))
-    copy = jax.tree.map(lambda x: x.astype(dtype), whole)
+    if not config.own_head:
+        return MedusaParams(blocks, (), ends)
+    copy = jax.tree.map(lambda x: x.astype(dtype), ends.columns())
     return MedusaParams(blocks, (copy,) * config.num_heads, ends)
 
 
@@ -265,8 +282,8 @@ def drafter(config: MedusaConfig, shape: Growth | Branching | DepthShape, learne
     return DepthTree((MedusaHead if config.sequential else IndependentHead)(config), shape, learner or Learner())
 
 
-def tapped(config: MedusaConfig, target: Any) -> Any:
-    """The target (a `Llama` or `Qwen`) that returns its last hidden state.
+def tapped(config: Any, target: Any) -> Any:
+    """The target (a `Llama` or `Qwen`) that returns its last hidden state, for a config as `LastHidden` takes it.
 
     Raises ValueError for a target of another vocabulary, hidden size, or norm.
     """

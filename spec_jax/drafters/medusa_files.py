@@ -38,9 +38,9 @@ def from_tensors(
     kind = "medusa" if "medusa_num_heads" in fields else "hydra"
     tensors = renamed(source, tensors, lambda name: name.removeprefix("medusa_head."))
     numbers = (fields.get(f"{kind}_num_heads"), fields.get(f"{kind}_num_layers", 1))
-    sizes = (target.config.vocab_size, target.config.hidden_size)
+    sizes, own_head = (target.config.vocab_size, target.config.hidden_size), fields.get("own_head", True)
     with reading_config(source):
-        config = MedusaConfig(*sizes, *numbers, kind == "hydra", target.config.rms_norm_eps)  # type: ignore[arg-type]
+        config = MedusaConfig(*sizes, *numbers, kind == "hydra", target.config.rms_norm_eps, own_head)  # type: ignore[arg-type]
         ends = ends_of(target_params)
         shapes = jax.eval_shape(lambda key: init_params(config, key, ends), jax.random.key(0))
     own, name = (shapes.blocks, shapes.outputs), functools.partial(_name, config)
@@ -54,7 +54,8 @@ def save(directory: str | Path, config: MedusaConfig, params: MedusaParams, targ
     tensors = to_file((params.blocks, params.outputs), functools.partial(_name, config))
     tensors = tensors if dtype is None else {name: x.astype(dtype) for name, x in tensors.items()}
     kind = "hydra" if config.sequential else "medusa"
-    fields = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": config.num_blocks}
+    fields: dict[str, Any] = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": config.num_blocks}
+    fields |= {} if config.own_head else {"own_head": False}
     write_directory(directory, fields | {"base_model_name_or_path": target}, tensors)
 
 

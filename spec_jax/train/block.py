@@ -17,8 +17,10 @@ from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.drafter import BlockDrafter
 from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.expander import teacher_logits
+from spec_jax.drafters.block.heads.ancestor import Ancestor
 from spec_jax.drafters.block.heads.head import Head, Plain
 from spec_jax.drafters.block.heads.markov import Markov, MarkovParams
+from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.network import BlockParams, Network, init_network
 from spec_jax.drafters.block.text import text_blocks
 from spec_jax.models.linear import Linear
@@ -60,22 +62,33 @@ class BlockForward:
         """See Forward."""
         whole = drafter_params(params, asked.target, asked.shared)
         features = asked.features[:, :, : len(self.taps) + self.head.final_tap]
-        found = text_blocks(self.config, whole, features, asked.tokens, asked.anchors, self.head)
-        if isinstance(self.head, Plain):
-            return Said(found.logits)
+        kept = asked.carried
+        if kept is not None:
+            kept = dataclasses.replace(kept, features=kept.features[:, :, : len(self.taps)])
+        head = every_token(self.head)
+        found = text_blocks(self.config, whole, features, asked.tokens, asked.anchors, head, kept)
+        rows = found.block.normed.reshape(*asked.anchors.shape, *found.block.normed.shape[1:])
+        rows = rows if self.config.rejected is not None else None
+        if isinstance(head, Plain):
+            return Said(found.logits, rows=rows)
         anchor = jnp.take_along_axis(asked.tokens, asked.anchors, axis=1)[..., None]
         before = jnp.concatenate([anchor, asked.blocks[..., :-1]], axis=-1)
         flat = before.reshape(-1, before.shape[-1])
-        logits = teacher_logits(self.head, whole, found.block, flat).reshape(found.logits.shape)
+        logits = teacher_logits(head, whole, found.block, flat).reshape(found.logits.shape)
         confidence = None
-        if isinstance(self.head, Markov) and self.head.confidence is not None:
-            own = self.head.confidence_logits(whole, found.block, flat)
+        if isinstance(head, Markov) and head.confidence is not None:
+            own = head.confidence_logits(whole, found.block, flat)
             confidence = None if own is None else own.reshape(before.shape)
-        return Said(logits, found.base, confidence)
+        return Said(logits, found.base, confidence, rows=rows)
 
     def as_drafter(self, trained: Trained, target_params: Any, shared: Any = None) -> BlockParams:
         """The parameters as the drafter takes them."""
         return drafter_params(trained, target_params, shared)
+
+    def trained(self, params: BlockParams) -> Trained:
+        """What is trained of a drafter's parameters."""
+        own = self.config.draft_vocab_size is not None and self.config.own_head
+        return Trained(params.network, params.head, params.lm_head if own else None)
 
     def drafter(self, shape: Growth) -> BlockDrafter:
         """The drafter with drafts of a shape."""
@@ -112,6 +125,11 @@ def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> 
     kept = None if shared is None else shared.get(KEPT)
     ends = fixed_ends(target_params)
     return BlockParams(trained.network, ends, head, ends.drafted(trained.lm_head, kept), kept)
+
+
+def every_token(head: Head) -> Head:
+    """The head with all tokens as candidates: in training a token that is none would give no gradient."""
+    return dataclasses.replace(head, candidates=None) if isinstance(head, Ancestor | Selector) else head
 
 
 def fixed_ends(target_params: Any) -> Ends:

@@ -73,6 +73,10 @@ class EagleForward:
         kept, ends = None if shared is None else shared.get(KEPT), fixed_ends(target_params)
         return EagleParams(trained.network, ends, ends.drafted(trained.lm_head, kept), kept)
 
+    def trained(self, params: EagleParams) -> TrainedEagle:
+        """What is trained of a drafter's parameters."""
+        return TrainedEagle(params.network, params.lm_head if self.config.own_head else None)
+
     def drafter(self, shape: Growth) -> HeadTree | DepthTree:
         """The drafter with drafts of a shape."""
         return eagle.drafter(self.config, shape)
@@ -127,6 +131,10 @@ class MedusaForward:
         """The parameters as the drafter takes them."""
         return MedusaParams(trained.blocks, trained.outputs, fixed_ends(target_params))
 
+    def trained(self, params: MedusaParams) -> TrainedMedusa:
+        """What is trained of a drafter's parameters."""
+        return TrainedMedusa(params.blocks, params.outputs)
+
     def drafter(self, shape: Growth) -> DepthTree:
         """The drafter with drafts of a shape."""
         return medusa.drafter(self.config, shape)
@@ -175,6 +183,10 @@ class MtpForward:
     def as_drafter(self, trained: Mtp, target_params: QwenParams, shared: Any = None) -> QwenParams:
         """The parameters as the drafter takes them."""
         return mtp.params(dataclasses.replace(target_params, mtp=trained))
+
+    def trained(self, params: QwenParams) -> Mtp | None:
+        """What is trained of a drafter's parameters."""
+        return params.mtp
 
     def drafter(self, shape: Growth) -> HeadTree:
         """The drafter with drafts of a shape."""

@@ -95,11 +95,15 @@ class Objective:
     def __call__(self, slots: Slots, said: Said, done: Float[Array, ""] | float = 0.0) -> tuple[Array, Metrics]:
         """The loss of a batch, and its parts.
 
+        A head that scores some candidates alone says nothing of other tokens; where the label is one of these, the
+        logits under the head count in its place.
+
         Args:
             slots: what was said beside what was right (see `Slots.of`); `said.logits` are those of `slots`.
             said: for the parts beside the logits: the backbone's logits and the confidence.
             done: the part of the training that is done, 0 .. 1, for the curriculum.
         """
+        slots = slots if said.base is None else slots.backed(said.base)
         total = self.of_slots(slots)
         metrics: Metrics = {"draft_loss": total}
         if self.base_until is not None:

@@ -45,6 +45,7 @@ class BlockRecipe:
         intermediate_size: None: the target's, or four times the hidden size if it has experts.
         draft_vocab_size: the most frequent tokens of the training text; None: all tokens.
         own_head: whether a reduced vocabulary's map to logits is trained, or is the target's columns as they are.
+        rejected: see `BlockConfig`; with one, the training's labels are "again".
     """
 
     layers: int = 1
@@ -59,6 +60,7 @@ class BlockRecipe:
     mask_token: int | None = None
     draft_vocab_size: int | None = None
     own_head: bool = True
+    rejected: Literal["carryover", "retrace"] | None = None
     conv_kernel_size: int | None = None
     conv_group_size: int | None = None
 
@@ -76,6 +78,7 @@ class BlockRecipe:
             sliding_window=self.sliding_window,
             draft_vocab_size=self.draft_vocab_size,
             own_head=self.own_head,
+            rejected=self.rejected,
             conv_kernel_size=self.conv_kernel_size,
             conv_group_size=self.conv_group_size,
         )
@@ -139,11 +142,12 @@ class MedusaRecipe:
     heads: int = 3
     blocks: int = 1
     sequential: bool = False
+    own_head: bool = True
 
     def forward(self, target: Any) -> Trainable:
         """The training forward for a target's config."""
-        sizes = (target.vocab_size, target.hidden_size)
-        config = MedusaConfig(*sizes, self.heads, self.blocks, self.sequential, target.rms_norm_eps)
+        sizes, eps = (target.vocab_size, target.hidden_size), target.rms_norm_eps
+        config = MedusaConfig(*sizes, self.heads, self.blocks, self.sequential, eps, self.own_head)
         return MedusaForward(config, target.num_layers)
 
 
@@ -205,6 +209,9 @@ class Training:
         rate: learning rate at its peak; warmup and decay: steps of each (BySteps).
         weight_decay, clip: AdamW's.
         labels: see `Task`.
+        begin: the folder of a drafter of this kind and sizes, whose weights the training starts from; None: random.
+        reference: the same, for a drafter that stays as it is and that group tree optimisation compares with
+            (`Task.reference`). Both are relative to the recipe's own folder, and bring their reduced vocabulary.
         seed: of parameters, batches and anchors.
         measure_every: steps between two measures of acceptance; 0: at the end only.
     """
@@ -219,6 +226,8 @@ class Training:
     weight_decay: float = 0.0
     clip: float = 1.0
     labels: str = "text"
+    begin: str | None = None
+    reference: str | None = None
     seed: int = 0
     measure_every: int = 200
 

@@ -18,13 +18,15 @@ class Said:
 
     logits are those that tokens are drafted from, over the draft vocabulary; base those of the backbone under a head
     (None: no head); confidence the confidence head's logit of being accepted (None: no such head); regression how far
-    the drafter's hidden states are from the target's (None: not taken).
+    the drafter's hidden states are from the target's (None: not taken); rows a block's normed last rows, where the
+    next block reads them (None: it does not).
     """
 
     logits: Float[Array, "*b k draft"]
     base: Float[Array, "*b k draft"] | None = None
     confidence: Float[Array, "*b k"] | None = None
     regression: Float[Array, "*b k"] | None = None
+    rows: Float[Array, "*b s hidden"] | None = None
 
 
 @flax.struct.dataclass
@@ -56,6 +58,11 @@ class Slots:
     def over(self, logits: Float[Array, "*b k draft"]) -> Slots:
         """The same slots for other logits of the drafter, such as its backbone's."""
         return dataclasses.replace(self, logits=jnp.where(self.scored[..., None], logits, 0.0))
+
+    def backed(self, logits: Float[Array, "*b k draft"]) -> Slots:
+        """The same slots, with other logits where the drafter leaves the label no chance, and so would not learn it."""
+        own = jnp.take_along_axis(self.logits, self.labels[..., None], axis=-1)
+        return dataclasses.replace(self, logits=jnp.where(own > -jnp.inf, self.logits, self.over(logits).logits))
 
     @property
     def law(self) -> Float[Array, "*b k draft"]:

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.train import anchors as anchoring
-from spec_jax.train import branches, features, inside, objective, vocabulary
+from spec_jax.train import branches, features, inside, objective, redraft, vocabulary
 from spec_jax.train.features import Teacher
 from spec_jax.train.loader import Batch
 from spec_jax.train.objective import Metrics, Objective
@@ -35,6 +35,7 @@ class Asked:
         key: a typed key, for dropout and the like.
         target: the target's parameters, for its embedding and head.
         shared: arrays of the drafter that are not trained.
+        carried: what the blocks before these left (`drafters.block.carry`), all B * R of them; None: nothing.
     """
 
     tokens: Int[Array, "b t"]
@@ -45,6 +46,7 @@ class Asked:
     key: Array
     target: Any
     shared: Any
+    carried: Any = None
 
 
 class Forward(Protocol):
@@ -81,6 +83,10 @@ class Trainable(Forward, Protocol):
         """The parameters as the drafter takes them."""
         ...
 
+    def trained(self, params: Any) -> Any:
+        """What is trained of a drafter's parameters."""
+        ...
+
     def drafter(self, shape: Any) -> Any:
         """The drafter with drafts of a `Growth`."""
         ...
@@ -111,6 +117,8 @@ class Task:
             anchors. "inside": the same, and blocks inside a rollout of every text, behind its tokens 2 .. K - 1 (IRA of
             the same paper, which draws these places; here each is taken once). "draft": the drafter's own tokens,
             judged by the target's law along them (on-policy distillation, with the divergence "reverse_kl" AdaFlash's).
+            "again": the texts', and blocks behind where the drafts of the first ones are rejected (see `redraft`), for
+            drafters that read what those leave, which take no other.
         eos: tokens that end a text, behind which nothing counts in a rollout or draft.
         kept: the name under which `Batch.shared` holds the draft vocabulary's ids, None for the whole vocabulary.
         reference: for an objective with `tree`, the name under which `Batch.shared` holds a frozen drafter's parameters
@@ -133,8 +141,11 @@ class Task:
         for name in ("anchors", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, takes 1 or more")
-        if self.labels not in ("text", "rollout", "inside", "draft"):
-            raise ValueError(f"labels: got {self.labels!r}, takes 'text', 'rollout', 'inside' or 'draft'")
+        if self.labels not in ("text", "rollout", "inside", "draft", "again"):
+            raise ValueError(f"labels: got {self.labels!r}, takes 'text', 'rollout', 'inside', 'draft' or 'again'")
+        carries = getattr(getattr(self.forward, "config", None), "rejected", None)
+        if (carries is not None) != (self.labels == "again"):
+            raise ValueError(f"labels: got {self.labels!r} for a drafter with rejected={carries}; 'again' is for such")
         if self.labels == "inside" and self.forward.slots < 3:
             raise ValueError(f"labels: got 'inside' for {self.forward.slots} slots, takes a drafter of 3 or more")
         if self.reference is not None and not self.objective.tree:
@@ -184,7 +195,7 @@ class Task:
 
         kept = None if self.kept is None else batch.shared[self.kept]
         law = grown = None
-        if self.labels == "text":
+        if self.labels in ("text", "again"):
             if self.objective.needs_law:
                 law = self._law(batch, found[:, :, -1], places)
         elif self.labels in ("rollout", "inside"):
@@ -200,10 +211,15 @@ class Task:
         given = asked(blocks)
         said = self.forward(params, given)
         right = self._right(said, blocks, scored, law, kept)
-        if self.labels != "inside":
+        if self.labels == "again":
+            drafter: Any = self.forward
+            within, scored = redraft.ask(given, said, scored, mask, self.target, drafter.config, kept)
+            law = self._law(batch, found[:, :, -1], within.anchors) if self.objective.needs_law else None
+        elif self.labels == "inside":
+            assert grown is not None
+            within, law, scored = inside.ask(given, grown, sample, self.eos)
+        else:
             return right, said, given
-        assert grown is not None
-        within, law, scored = inside.ask(given, grown, sample, self.eos)
         rest = self.forward(params, within)
         more = self._right(rest, within.blocks, scored, law, kept)
         flat = lambda x: x.reshape(-1, *x.shape[given.anchors.ndim :])  # noqa: E731

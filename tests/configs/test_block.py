@@ -33,6 +33,8 @@ NETWORKS = {
     "dflash2": {"conv_kernel_size": 2, "conv_group_size": 8},
     "jetspec": {"causal": (True,)},
     "dflare": {"per_layer_features": True},
+    "carryover": {"rejected": "carryover"},
+    "retrace": {"rejected": "retrace"},
 }
 
 
@@ -63,7 +65,12 @@ def test_text_is_plain_decodings(name):
 
 def test_networks_that_a_system_cannot_use_are_refused():
     network = kit.config()
-    for name, message in (("dflash2", "conv_kernel_size"), ("jetspec", "causal"), ("dflare", "per_layer_features")):
+    for name, message in (
+        ("dflash2", "conv_kernel_size"),
+        ("jetspec", "causal"),
+        ("dflare", "per_layer_features"),
+        ("retrace", "rejected"),
+    ):
         with pytest.raises(ValueError, match=message):
             configs.build(name, kit.llama()[0], 24, network=network)
     with pytest.raises(ValueError, match="network: dflash needs one"):

@@ -5,6 +5,8 @@ import runpy
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +22,9 @@ from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.models.checkpoint import required_tensors  # noqa: E402
 from spec_jax.models.config import LlamaConfig  # noqa: E402
 from spec_jax.models.load import load_target  # noqa: E402
-from spec_jax.train import logs  # noqa: E402
+from spec_jax.train import logs, vocabulary  # noqa: E402
+from spec_jax.train.block import KEPT  # noqa: E402
+from spec_jax.train.recipe import Recipe  # noqa: E402
 from spec_jax.train.store import Store  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_drafter.py"
@@ -135,6 +139,34 @@ def test_from_a_recipe_to_weights(tmp_path, script, target):
     assert "training: got" in script("--config", recipe, "--run", run, "--resume", status=2)
     recipe.write_text(RECIPE.replace("passages = 12", "passages = 13"))
     assert "passages: got 13, takes 12" in script("--config", recipe, "--run", run, "--resume", status=2)
+
+
+def test_trees_are_compared_with_earlier_weights(tmp_path, script, target):
+    """GTO from a recipe: a drafter goes on from weights in a folder, beside those of a frozen one in another."""
+    recipe, model = tmp_path / "toy.toml", load_target(str(target))
+    grown = RECIPE.replace("steps = 6", "steps = 2").replace("measure_every = 3", "measure_every = 0")
+    grown = grown.replace("confidence = 1.0", "confidence = 1.0\ntree = 1.0\ntree_nodes = 17\ntree_children = 16")
+    grown = grown.replace("batch = 4\nlength", 'begin = "a"\nreference = "b"\nbatch = 4\nlength')
+    recipe.write_text(grown)
+    script("--config", recipe, "--run", tmp_path / "run", "--texts", tmp_path / "texts", "--texts-only")
+    written = [text.tokens[text.mask] for text in Store.existing(tmp_path / "texts").read()]
+    kept = vocabulary.most_frequent(vocabulary.count(written, 257), 64, (0,))
+    forward, shared = Recipe.load(recipe).drafter.forward(model.target.config), {KEPT: jnp.asarray(kept)}
+    for seed, name in enumerate("ab"):
+        key = jax.random.key(seed)
+        made = forward.init(key, model.params, shared[KEPT])
+        made = jax.tree.map(lambda x: x + seed * jax.random.normal(key, x.shape), made)  # noqa: B023
+        forward.save(tmp_path / name, forward.as_drafter(made, model.params, shared), "toy")
+    script("--config", recipe, "--run", tmp_path / "run", "--texts", tmp_path / "texts")
+    rows = logs.read(tmp_path / "run")
+    assert rows[0]["tree_loss"] != 0 and rows[0]["tree_reward"] > 0
+    begun, other, after = (load_drafter(tmp_path / at, model).params for at in ("a", "b", "run/out"))
+    np.testing.assert_array_equal(after.kept, begun.kept)
+    apart = lambda x: np.abs(np.asarray(x.network.fc.kernel - after.network.fc.kernel)).mean()  # noqa: E731
+    assert 0 < apart(begun) < 0.1 * apart(other)
+    recipe.write_text(grown.replace("block_size = 4", "block_size = 5"))
+    out = script("--config", recipe, "--run", tmp_path / "other", "--texts", tmp_path / "texts", status=2)
+    assert "begin: " in out and "has a network with block_size 4" in out
 
 
 def test_mistakes_are_one_line(tmp_path, script):

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 pytest.importorskip("grain", reason="reads the batches")
@@ -12,8 +13,10 @@ pytest.importorskip("tensorboardX", reason="writes the events")
 from safetensors import safe_open  # noqa: E402
 
 from spec_jax.drafters.block.config import FULL, BlockConfig  # noqa: E402
+from spec_jax.drafters.block.heads.ancestor import Ancestor  # noqa: E402
 from spec_jax.drafters.block.heads.head import Plain  # noqa: E402
 from spec_jax.drafters.block.heads.markov import Markov  # noqa: E402
+from spec_jax.drafters.block.heads.selector import Selector  # noqa: E402
 from spec_jax.drafters.eagle.config import EagleConfig  # noqa: E402
 from spec_jax.drafters.load import load_drafter  # noqa: E402
 from spec_jax.drafters.medusa import MedusaConfig  # noqa: E402
@@ -189,3 +192,20 @@ def test_eagles_first_loss_has_the_hidden_states_in_it(texts):
     plain = dataclasses.replace(task, forward=block.BlockForward(config()), target=toy.target())
     with pytest.raises(ValueError, match="regression: got"):
         plain.loss(plain.forward.init(jax.random.key(0), WEIGHTS), toy.batch())
+
+
+@pytest.mark.parametrize("head", [Selector(rank=4, candidates=2), Ancestor(size=8, heads=2, inner=8, candidates=2)])
+def test_heads_that_score_candidates_alone_train_with_all_tokens(head, texts):
+    cut, whole = (
+        block.BlockForward(config(), dataclasses.replace(head, candidates=candidates)) for candidates in (2, None)
+    )
+    params = cut.init(jax.random.key(1), WEIGHTS)
+    batch = Feed(windows(texts, 24, 2, seed=0), WEIGHTS)[0]
+
+    def loss(forward):
+        task = Task(forward, features.with_last(forward.tapped(toy.target()), toy.LAYERS), Objective(), 4, 1)
+        return jax.jit(jax.value_and_grad(task.loss, has_aux=True))(params, batch)
+
+    ((one, _), slope), ((other, _), _) = loss(cut), loss(whole)
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert optax.tree.norm(slope.network) > 0

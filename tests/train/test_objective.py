@@ -174,6 +174,20 @@ def test_dominos_curriculum_moves_from_the_base_to_the_head():
         np.testing.assert_allclose(o(s, said, done)[0], share * under + (1 - share) * head, rtol=1e-6)
 
 
+def test_a_label_that_is_no_candidate_teaches_the_base():
+    base = jnp.asarray(np.random.default_rng(5).normal(size=LOGITS.shape), jnp.float32)
+    label = jnp.arange(LOGITS.shape[-1]) == jnp.asarray(LABELS)[..., None]
+    without = jnp.where(label, -jnp.inf, jnp.asarray(LOGITS))
+    first = jnp.asarray(SCORED) & (jnp.arange(LOGITS.shape[-2]) == 0)
+    mixed = jnp.where(first[..., None], without, jnp.asarray(LOGITS))
+    loss = lambda z, base: Objective()(slots(z), Said(z, base))[0]  # noqa: E731
+    want = jnp.where(first[..., None], base, jnp.asarray(LOGITS))
+    np.testing.assert_allclose(loss(mixed, base), Objective()(slots(want), Said(want))[0], rtol=1e-6)
+    own, under = jax.grad(loss, (0, 1))(mixed, base)
+    assert np.isfinite(own).all() and not own[first].any() and np.abs(under[first]).max(-1).min() > 0
+    assert not under[~first].any()
+
+
 def test_the_confidence_head_learns_the_chance_of_acceptance():
     """Its loss is least where its sigmoid is 1 - TV, and has no gradient into the law."""
     z = jnp.asarray(RNG.normal(size=(B, K)), jnp.float32)

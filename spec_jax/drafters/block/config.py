@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from spec_jax.drafters.block.carry import KINDS, Kind
 from spec_jax.models.config import RopeConfig, check_types, require
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -32,6 +33,7 @@ class BlockConfig:
         draft_vocab_size: tokens that can be drafted; None: all.
         own_head: with a draft_vocab_size, whether the map to logits is the drafter's own (trained, and in its file) or
             the target's columns for those tokens.
+        rejected: what of a draft's rejected part the next block reads (see `carry`): "carryover", "retrace", or None.
         embedding_scale, output_multiplier, softcap: what multiplies embeddings and logits, and bounds the latter.
 
     Raises:
@@ -59,6 +61,7 @@ class BlockConfig:
     per_layer_features: bool = False
     draft_vocab_size: int | None = None
     own_head: bool = True
+    rejected: Kind | None = None
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     softcap: float | None = None
@@ -70,6 +73,7 @@ class BlockConfig:
         inside = isinstance(self.mask_token, int) and 0 <= self.mask_token < self.vocab_size
         require(inside, "mask_token", self.mask_token, f"a token id under vocab_size, {self.vocab_size}")
         require(self.slots in ("fill_in", "shifted"), "slots", self.slots, "fill_in or shifted")
+        require(self.rejected in (None, *KINDS), "rejected", self.rejected, f"None, {', '.join(KINDS)}")
         require(self.depth >= 1, "block_size", self.block_size, "at least 2 with fill_in slots, 1 with shifted ones")
         require(self.num_heads % self.num_kv_heads == 0, "num_heads", self.num_heads, "a multiple of num_kv_heads")
         require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")

@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax import tree as trees
 from spec_jax.drafters import features, growing, ranking
+from spec_jax.drafters.block import carry
+from spec_jax.drafters.block.carry import Carried
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.expander import BlockExpander
 from spec_jax.drafters.block.heads.head import PLAIN, Block, Head, Plain
@@ -43,7 +45,8 @@ class BlockState:
     """Keys and values of the committed text without its anchor, and the tapped features of its last token.
 
     number[i] says where the candidates behind node i of the draft stand in `seen`, -1: nowhere; seen and fit are None
-    without coupling.
+    without coupling. carried is what the last draft's rejected part left, and rows the last block's own, where the
+    network reads them (None: it does not).
     """
 
     context: Context
@@ -51,6 +54,8 @@ class BlockState:
     number: Int[Array, "b n"]
     seen: Candidates | None
     fit: Fit | None
+    carried: Carried | None = None
+    rows: Float[Array, "b s hidden"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +129,16 @@ class BlockDrafter:
         """Empty rows."""
         c, dtype = self.config, params.network.norm.dtype
         seen, fit = growing.blank(self._growth, self.learner, batch, c.vocab_size)
+        sizes = (batch, c.block_size, len(c.taps), c.hidden_size)
+        carried = None if c.rejected is None else carry.nothing(c.rejected, *sizes, dtype)
         return BlockState(
             context=empty_context(c, batch, max_len + max(self.block, self.depth + 1), dtype),
             feature=jnp.zeros((batch, self.reads, c.hidden_size), dtype),
             number=jnp.full((batch, self.nodes), -1, jnp.int32),
             seen=seen,
             fit=fit,
+            carried=carried,
+            rows=None if carried is None else carried.hidden,
         )
 
     def tap(self, output: Output) -> Float[Array, "b n taps hidden"]:
@@ -159,6 +168,7 @@ class BlockDrafter:
             context=Context(put(old.k, k), put(old.v, v), old.length + c.length, old.room),
             feature=jnp.where((c.length > 0)[:, None, None], last, state.feature),
             fit=fit,
+            carried=self._carried(state, c),
         )
 
     def propose(self, params: BlockParams, state: BlockState, context: View) -> tuple[Draft, BlockState]:
@@ -169,11 +179,12 @@ class BlockDrafter:
             draft = jax.vmap(shape.tree)(found.tokens, found.log_chance, context.anchor)
             number = jax.vmap(trees.depth)(draft.tree.parent)
             number = jnp.where(number < shape.depth, number, -1)
-            return draft, dataclasses.replace(state, number=number, seen=found.trace)
+            return draft, dataclasses.replace(state, number=number, seen=found.trace, rows=self._kept(block, state))
         expander = BlockExpander(self.head)
         pool, logits = expander.root(params, block, shape.expanded)
         draft, number, seen, _ = growing.draft(shape, self.learner, expander, params, pool, logits, state.fit, context)
-        return self._sure(params, block, draft), dataclasses.replace(state, number=number, seen=seen)
+        state = dataclasses.replace(state, number=number, seen=seen, rows=self._kept(block, state))
+        return self._sure(params, block, draft), state
 
     def insert(self, state: BlockState, rows: Int[Array, "r"], other: BlockState) -> BlockState:
         """Rows replaced; what was learned is the batch's, and that of the other state is left behind."""
@@ -182,13 +193,16 @@ class BlockDrafter:
             state,
             context=jax.tree.map(put, state.context, other.context),
             feature=put(state.feature, other.feature),
+            carried=jax.tree.map(put, state.carried, other.carried),
+            rows=jax.tree.map(put, state.rows, other.rows),
         )
 
     def release(self, state: BlockState, rows: Array, tokens: Array, length: Array) -> BlockState:
         """Rows emptied; what was learned stays."""
         cleared = lambda x: x.at[rows].set(0, mode="drop")  # noqa: E731
         context = dataclasses.replace(state.context, length=cleared(state.context.length))
-        return dataclasses.replace(state, context=context, feature=cleared(state.feature))
+        carried = jax.tree.map(cleared, state.carried)
+        return dataclasses.replace(state, context=context, feature=cleared(state.feature), carried=carried)
 
     def run(self, params: BlockParams, state: BlockState, context: View) -> Block:
         """The network's pass over each row's block."""
@@ -197,8 +211,22 @@ class BlockDrafter:
         before = jnp.take_along_axis(context.tokens, at, axis=1)[:, 0]
         before = jnp.where(context.length > 1, before, anchor)
         inputs = slot_inputs(c, params.ends, anchor).astype(params.network.norm.dtype)
-        hidden = draft_rows(c, params.network, inputs, state.context)
+        hidden = draft_rows(c, params.network, inputs, state.context, state.carried)
         return make_block(c, params, self.head, anchor, before, state.feature, hidden)
+
+    def _carried(self, state: BlockState, committed: Committed) -> Carried | None:
+        """What a verdict's rejected part leaves for the next block; a prefill chunk leaves nothing."""
+        c, old = committed, state.carried
+        if old is None:
+            return None
+        if c.tree is None:
+            return dataclasses.replace(old, valid=old.valid & (c.length == 0)[:, None])
+        depth = jax.vmap(trees.depth)(c.tree.parent)
+        seen = c.taps[:, :, : len(self.config.taps)].astype(old.features.dtype)
+        return carry.carried(self.config.block_size, seen, depth, c.tree.valid, c.length, state.rows)
+
+    def _kept(self, block: Block, state: BlockState) -> Array | None:
+        return None if state.rows is None else block.normed.astype(state.rows.dtype)
 
     @property
     def _growth(self) -> Growth | Branching:

@@ -77,8 +77,9 @@ def published(config: BlockConfig, head: Head) -> tuple[dict[str, str | None], d
     Raises:
         ValueError: for a head or a network of which no published format is known.
     """
-    if type(head) not in _HEADS or config.per_layer_features:
+    if type(head) not in _HEADS or config.per_layer_features or config.rejected is not None:
         what = "a network with per-layer features" if config.per_layer_features else f"the head {type(head).__name__}"
+        what = what if config.rejected is None else f"a network with rejected={config.rejected!r}"
         raise ValueError(f"head: got {what}, of which no published format is known; takes save_native instead")
     network, own = shapes(config, head)
     return {p: _network_name(p) for p in paths(network)}, {p: _head_name(head, p) for p in paths(own)}

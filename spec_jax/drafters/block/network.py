@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.drafters.block import attention, conv
+from spec_jax.drafters.block import attention, carry, conv
+from spec_jax.drafters.block.carry import Carried, Retrace
 from spec_jax.drafters.block.config import SLIDING, BlockConfig
 from spec_jax.drafters.block.conv import Conv
 from spec_jax.drafters.block.ends import Ends, apply
@@ -47,7 +48,8 @@ class Layer:
 class Network:
     """The network's own parameters: what is trained, with the head's.
 
-    mix: with per-layer features, each layer's weights of the tapped layers, before a softmax.
+    mix: with per-layer features, each layer's weights of the tapped layers, before a softmax. marker and retrace are
+    what `carry` adds for rejected places, by the config's `rejected`.
     """
 
     fc: Linear
@@ -55,6 +57,8 @@ class Network:
     layers: tuple[Layer, ...]
     norm: Float[Array, "hidden"]
     mix: Float[Array, "layers taps"] | None = None
+    marker: Float[Array, "hidden"] | None = None
+    retrace: Retrace | None = None
 
 
 @flax.struct.dataclass
@@ -100,28 +104,38 @@ def context_rows(
     features: Float[Array, "b n taps hidden"],
     positions: Int[Array, "b n"],
     slots: int,
+    marker: Float[Array, "hidden"] | None = None,
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Every layer's keys and values [b, n, kv, head_dim] of tapped features at text positions.
 
-    `slots` is the length that the rotary embedding is for (see `inverse_frequencies`).
+    `slots` is the length that the rotary embedding is for (see `inverse_frequencies`); `marker` is added to what the
+    layers make them of.
     """
-    made = [_keys_values(config, leaves, x, positions, slots) for leaves, x in _contexts(config, network, features)]
+    contexts = _contexts(config, network, features)
+    if marker is not None:
+        contexts = [(leaves, x + marker) for leaves, x in contexts]
+    made = [_keys_values(config, leaves, x, positions, slots) for leaves, x in contexts]
     return tuple(k for k, _ in made), tuple(v for _, v in made)
 
 
 def draft_rows(
-    config: BlockConfig, network: Network, inputs: Float[Array, "b s hidden"], context: Context
+    config: BlockConfig,
+    network: Network,
+    inputs: Float[Array, "b s hidden"],
+    context: Context,
+    carried: Carried | None = None,
 ) -> Float[Array, "b s hidden"]:
     """The last layer's outputs for a block of embedded slots at positions context.length .. ; before the final norm."""
     s, room = inputs.shape[1], context.room
     positions = context.length[:, None] + jnp.arange(s)
+    inputs, extra, seen = _carried(config, network, inputs, positions, room, carried)
 
     def mix(index: int, leaves: Layer, x: Array) -> Array:
         q = _queries(config, leaves, x, positions, room)
-        k, v = (y.swapaxes(1, 2) for y in _keys_values(config, leaves, x, positions, room))
-        own = (context.k[index], context.v[index], context.length, k, v)
+        k, v = _joined(extra, index, _keys_values(config, leaves, x, positions, room))
+        own = (context.k[index], context.v[index], context.length, k.swapaxes(1, 2), v.swapaxes(1, 2))
         ring = own[0].shape[2] < room
-        return attention.attend(q, *own, config.causal[index], _window(config, index), ring)
+        return attention.attend(q, *own, config.causal[index], _window(config, index), ring, seen)
 
     return _layers(config, network, inputs, mix)
 
@@ -132,22 +146,28 @@ def draft_text(
     inputs: Float[Array, "b a s hidden"],
     features: Float[Array, "b t taps hidden"],
     anchors: Int[Array, "b a"],
+    carried: Carried | None = None,
 ) -> Float[Array, "b a s hidden"]:
-    """`draft_rows` for blocks behind many anchors of whole texts at once (the sparse block mask); differentiable."""
+    """`draft_rows` for blocks behind many anchors of whole texts at once (the sparse block mask); differentiable.
+
+    carried are those of all b * a blocks, row by row.
+    """
     b, a, s, hidden = inputs.shape
     t = features.shape[1]
     k_rows, v_rows = context_rows(config, network, features, jnp.broadcast_to(jnp.arange(t), (b, t)), t + s)
     positions = (anchors[:, :, None] + jnp.arange(s)).reshape(b * a, s)
+    split = lambda y: y.reshape(b, a, *y.shape[1:])  # noqa: E731
+    rows, extra, seen = _carried(config, network, inputs.reshape(b * a, s, hidden), positions, t + s, carried)
+    seen = None if seen is None else split(seen)
 
     def mix(index: int, leaves: Layer, x: Array) -> Array:
-        split = lambda y: y.reshape(b, a, *y.shape[1:])  # noqa: E731
         q = split(_queries(config, leaves, x, positions, t + s))
-        k, v = (split(y) for y in _keys_values(config, leaves, x, positions, t + s))
+        k, v = (split(y) for y in _joined(extra, index, _keys_values(config, leaves, x, positions, t + s)))
         own = (k_rows[index], v_rows[index], anchors, k, v)
-        out = attention.attend_text(q, *own, config.causal[index], _window(config, index))
+        out = attention.attend_text(q, *own, config.causal[index], _window(config, index), seen)
         return out.reshape(b * a, *out.shape[2:])
 
-    return _layers(config, network, inputs.reshape(b * a, s, hidden), mix).reshape(inputs.shape)
+    return _layers(config, network, rows, mix).reshape(inputs.shape)
 
 
 def slot_inputs(config: BlockConfig, ends: Ends, anchor: Int[Array, "*b"]) -> Float[Array, "*b s hidden"]:
@@ -207,12 +227,15 @@ def init_network(config: BlockConfig, key: Array, dtype: Any = jnp.float32, scal
         )
 
     h, m = c.hidden_size, len(c.taps)
+    retraces = c.rejected == "retrace"
     return Network(
         fc=dense(h if c.per_layer_features else m * h, h),
         feature_norm=jnp.ones(h, dtype),
         layers=tuple(layer() for _ in range(c.num_layers)),
         norm=jnp.ones(h, dtype),
         mix=jnp.zeros((c.num_layers, m), jnp.float32) if c.per_layer_features else None,
+        marker=jnp.zeros(h, dtype) if c.rejected == "carryover" else None,
+        retrace=carry.init_retrace(h, jax.random.fold_in(key, next(count)), dtype, scale) if retraces else None,
     )
 
 
@@ -227,6 +250,25 @@ def fused_features(
         joined = features.reshape(*features.shape[:2], -1)
     x = apply(network.fc, joined.astype(network.norm.dtype))
     return rms_norm(x, network.feature_norm, config.rms_norm_eps)
+
+
+def _carried(
+    config: BlockConfig, network: Network, inputs: Array, positions: Array, room: int, kept: Carried | None
+) -> tuple[Array, Any, Array | None]:
+    """A block's inputs with what is carried over, and for Carryover its keys and values, and which are there."""
+    if kept is None:
+        return inputs, None, None
+    if network.retrace is not None:
+        seen = fused_features(config, network, kept.features)
+        return carry.retraced(network.retrace, inputs, seen, kept), None, None
+    return inputs, context_rows(config, network, kept.features, positions, room, network.marker), kept.valid
+
+
+def _joined(extra: Any, index: int, own: tuple[Array, Array]) -> tuple[Array, ...]:
+    """A layer's keys and values [b, m, kv, head_dim], those that are carried over in front."""
+    if extra is None:
+        return own
+    return tuple(jnp.concatenate([kept[index], new], axis=1) for kept, new in zip(extra, own, strict=True))
 
 
 def _contexts(config: BlockConfig, network: Network, features: Array) -> list[tuple[Layer, Array]]:

@@ -8,6 +8,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.drafters.block.carry import Carried
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.expander import teacher_logits
 from spec_jax.drafters.block.heads.head import PLAIN, Block, Head, Plain
@@ -37,19 +38,20 @@ def text_blocks(
     tokens: Int[Array, "b t"],
     anchors: Int[Array, "b a"],
     head: Head = PLAIN,
+    carried: Carried | None = None,
 ) -> TextBlocks:
     """Run the blocks behind `anchors`, text positions 0 .. t - 1, each over the features of the positions before it.
 
     A slot of a block sees its own block and positions strictly below its anchor; the anchor's own feature is unseen, as
     it is while decoding. features are those of `config.taps`, and the target's last hidden state behind them if the
-    head reads it. Labels are in the target's vocabulary.
+    head reads it. Labels are in the target's vocabulary. carried is what the blocks before those, b * a of them, left.
     """
     b, t = tokens.shape
     a = anchors.shape[1]
     pick = lambda at: jnp.take_along_axis(tokens, jnp.clip(at, 0, t - 1).reshape(b, -1), axis=1)  # noqa: E731
     anchor = pick(anchors)
     inputs = slot_inputs(config, params.ends, anchor).astype(params.network.norm.dtype)
-    hidden = draft_text(config, params.network, inputs, features[:, :, : len(config.taps)], anchors)
+    hidden = draft_text(config, params.network, inputs, features[:, :, : len(config.taps)], anchors, carried)
     place = anchors[:, :, None] + jnp.arange(config.depth + 1)
     path = pick(place).reshape(b, a, -1)
     before = jnp.where(anchors > 0, pick(anchors - 1), anchor)

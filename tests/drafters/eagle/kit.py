@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_jax.drafters import medusa
+from spec_jax.drafters import medusa, recurrent
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.eagle import head, network
 from spec_jax.drafters.eagle.config import EagleConfig
@@ -52,6 +52,10 @@ def params(config, seed=0, scale=0.3):
         made = network.init_params(config, key, ends, kept)
         own = noisy((made.network, made.lm_head), seed, scale)
         return network.EagleParams(own[0], ends, own[1], kept)
+    if isinstance(config, recurrent.RecurrentConfig):
+        made = recurrent.init_params(config, key, ends)
+        own = noisy((made.across, made.into, made.blocks, made.output), seed, scale)
+        return recurrent.RecurrentParams(*own, ends)
     made = medusa.init_params(config, key, ends)
     return medusa.MedusaParams(*noisy((made.blocks, made.outputs), seed, scale), ends)
 

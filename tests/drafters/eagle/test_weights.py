@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from spec_jax.drafters import medusa_files
+from spec_jax.drafters import medusa, medusa_files
 from spec_jax.drafters.depth_tree import DepthTree
 from spec_jax.drafters.eagle import weights
 from spec_jax.drafters.files import read_directory, write_directory
@@ -131,3 +131,20 @@ def test_heads_of_medusa_by_either_of_their_names(tmp_path):
         medusa_files.from_tensors("here", fields | {"medusa_num_heads": 4}, tensors, *llama())
     with pytest.raises(CheckpointError, match="num_blocks is 0"):
         medusa_files.from_tensors("here", fields | {"medusa_num_layers": 0}, tensors, *llama())
+
+
+def test_medusas_heads_without_maps_of_their_own_use_the_targets(tmp_path):
+    config = dataclasses.replace(kit.CONFIGS["medusa"], own_head=False)
+    own = kit.params(config)
+    save(tmp_path, config, own)
+    fields, tensors = read_directory(tmp_path)
+    assert set(tensors) == {f"{i}.0.linear.{n}" for i in range(3) for n in ("weight", "bias")}
+    loaded = load_drafter(tmp_path, TARGET)
+    assert loaded.drafter.head.config == config and loaded.params.outputs == ()
+    hidden = jax.random.normal(jax.random.key(1), (2, config.hidden_size))
+    got = medusa.head_logits(config, loaded.params, 2, hidden, None)
+    np.testing.assert_allclose(got, own.ends.logits(own.blocks[2][0](hidden)), rtol=1e-6)
+    with pytest.raises(CheckpointError, match=r"missing tensors: 0.1.weight"):
+        medusa_files.from_tensors("here", {k: v for k, v in fields.items() if k != "own_head"}, tensors, *llama())
+    with pytest.raises(CheckpointError, match="own_head is 'no'"):
+        medusa_files.from_tensors("here", fields | {"own_head": "no"}, tensors, *llama())
