@@ -63,12 +63,15 @@ def load_gguf(path: str | Path, tokenizer: Tokenizer | None = None) -> Checkpoin
     for name, tensor in file.tensors.items():
         if name == _ROPE_DIVISORS:
             continue
-        new_name, read = _NAMES.get(name, name), tensor.read
-        if match := _LAYER.fullmatch(name):
+        new_name, read = _NAMES.get(name), tensor.read
+        match = _LAYER.fullmatch(name)
+        if match and match[2] in _LAYER_NAMES:
             layer, part, kind = match.groups()
-            new_name = f"model.layers.{layer}.{_LAYER_NAMES.get(part, part)}.{kind}"
+            new_name = f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
             if part in heads:
                 read = functools.partial(_unpermuted, tensor, heads[part])
+        if new_name is None:  # not to be taken for the tensor that has this name in another format
+            new_name = f"{name} (no name of a llama's tensor)"
         tensors[new_name] = LazyTensor(tensor.shape, np.dtype(np.float32), read)
     eos_token_ids = tokenizer.eos_token_ids if tokenizer else ()
     checkpoint = Checkpoint(config, tensors, tokenizer, eos_token_ids, path)
@@ -120,10 +123,16 @@ def _config(file: GgufFile) -> LlamaConfig:
         rms_norm_eps=need("attention.layer_norm_rms_epsilon"),
         max_position_embeddings=need("context_length"),
         tie_word_embeddings="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        attention_bias=_biased(tensors, ("attn_q", "attn_k", "attn_v", "attn_output")),
+        mlp_bias=_biased(tensors, ("ffn_gate", "ffn_up", "ffn_down")),
     )
     return dataclasses.replace(config, rope=_rope(given, config, tensors.get(_ROPE_DIVISORS)))
+
+
+def _biased(tensors: Mapping[str, Any], parts: tuple[str, ...]) -> bool:
+    """Whether any of these maps has a bias in any layer: then all must have theirs."""
+    found = filter(None, map(_LAYER.fullmatch, tensors))
+    return any(match[2] in parts and match[3] == "bias" for match in found)
 
 
 def _rope(given: Mapping[str, Any], config: LlamaConfig, divisors: GgufTensor | None) -> RopeConfig:

@@ -140,7 +140,7 @@ def test_refuses_metadata_that_do_not_fit(metadata, words, write_gguf):
         ({"blk.1.ffn_up.weight": None}, "missing tensors: model.layers.1.mlp.up_proj.weight"),
         ({"token_embd.weight": None}, "missing tensors: model.embed_tokens.weight"),
         ({"blk.0.attn_q.bias": np.zeros(32, np.float32)}, "missing tensors: model.layers.0.self_attn.k_proj.bias"),
-        ({"blk.0.attn_qkv.weight": np.zeros((4, 4), np.float32)}, "unexpected tensors: model.layers.0.attn_qkv.weight"),
+        ({"blk.0.attn_qkv.weight": np.zeros((4, 4), np.float32)}, "unexpected tensors: blk.0.attn_qkv.weight"),
         ({"extra.weight": np.zeros((4, 4), np.float32)}, "unexpected tensors: extra.weight"),
         ({"output_norm.weight": np.zeros(31, np.float32)}, r"model.norm.weight float32\[31\], not \[32\]"),
         ({"blk.0.attn_k.weight": np.zeros((32, 16), np.float32)}, r"k_proj.weight float32\[32, 16\], not \[16, 32\]"),
