@@ -61,15 +61,21 @@ def device(chip: str) -> Any:
     """A chip to compile for; ModuleNotFoundError where its compiler is not installed."""
     if lacks := missing(chip):
         raise ModuleNotFoundError(lacks)
+    if chip in TPU:
+        return devices(TPU[chip])[0]
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=_H100
+    )
+    return topology.devices[0]
+
+
+def devices(topology: str) -> list[Any]:
+    """The chips of a TPU topology such as v5e:16x16; ModuleNotFoundError where libtpu is not installed."""
+    if lacks := missing("v5e"):
+        raise ModuleNotFoundError(lacks)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # or libtpu asks the cloud what machine this is
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # several processes may compile at a time
-    if chip in TPU:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=TPU[chip])
-    else:
-        topology = topologies.get_topology_desc(
-            platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=_H100
-        )
-    return topology.devices[0]
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
 
 
 def compile(function: Callable, args: tuple[jax.ShapeDtypeStruct, ...], chip: str) -> Any:
@@ -79,13 +85,20 @@ def compile(function: Callable, args: tuple[jax.ShapeDtypeStruct, ...], chip: st
     """
     sharding = SingleDeviceSharding(device(chip))
     placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in args]
-    lowered = jax.jit(function).lower(*placed)
+    return finish(jax.jit(function).lower(*placed))
+
+
+def finish(lowered: Any) -> Any:
+    """Compile what was lowered; a program for a chip that is not there is kept out of jax's cache on disk.
+
+    It cannot be read back from there. Raises what the compiler refuses.
+    """
     setting = "jax_persistent_cache_min_compile_time_secs"
     seconds = getattr(jax.config, setting)
     jax.config.update(setting, float("inf"))
     try:
         return lowered.compile()
-    finally:  # a program for a chip that is not there cannot be read back from the cache
+    finally:
         jax.config.update(setting, seconds)
 
 

@@ -6,16 +6,16 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels.gated_delta.factors import Pending, Result, Staged, UnsupportedError
+from pallas_kernels.platform import kernels
 
 Implementation = Literal["xla", "pallas_tpu", "pallas_gpu"]
 
 _MODULES = {"xla": "reference", "pallas_tpu": "tpu", "pallas_gpu": "gpu"}
-_BY_PLATFORM = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
+_BY_PLATFORM: dict[str | None, Any] = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 _OPTIONAL = ("beta", "q_norm", "k_norm", "staged.k_norm", "pending.k_norm")
 
 
@@ -70,7 +70,7 @@ def gated_delta(
     if implementation is not None:
         return call(implementation)
     try:
-        return call(_BY_PLATFORM.get(jax.default_backend(), "xla"))
+        return call(_BY_PLATFORM.get(kernels(), "xla"))
     except UnsupportedError:
         return call("xla")
 

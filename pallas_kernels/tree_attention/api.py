@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.platform import kernels
 from pallas_kernels.tree_attention import gpu, reference, tpu
 from pallas_kernels.tree_attention.blocks import UnsupportedError
 
@@ -18,7 +18,7 @@ _IMPLEMENTATIONS: dict[str, Any] = {
     "pallas_tpu": tpu.tree_attention,
     "pallas_gpu": gpu.tree_attention,
 }
-_BY_PLATFORM = {"tpu": tpu.tree_attention, "gpu": gpu.tree_attention}
+_BY_PLATFORM: dict[str | None, Any] = {"tpu": tpu.tree_attention, "gpu": gpu.tree_attention}
 
 
 def tree_attention(
@@ -69,7 +69,7 @@ def tree_attention(
     if implementation is not None:
         return call(_IMPLEMENTATIONS[implementation])
     try:
-        return call(_BY_PLATFORM.get(jax.default_backend(), reference.tree_attention))
+        return call(_BY_PLATFORM.get(kernels(), reference.tree_attention))
     except UnsupportedError:
         return call(reference.tree_attention)
 

@@ -7,12 +7,13 @@ step pairs the drafted token's embedding with the head's output behind the token
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.head_tree import HeadTree
-from spec_jax.models import mtp, qwen
+from spec_jax.models import mtp, on_mesh, qwen
 from spec_jax.models.gated_attention import KeyValues
 from spec_jax.models.mtp import MtpState
 from spec_jax.models.qwen import Qwen, QwenParams
@@ -70,7 +71,10 @@ class MtpHead:
     def init(self, params: QwenParams, batch: int, max_len: int) -> tuple[MtpState, Float[Array, "b hidden"]]:
         """No pairs, with room for all of a text, or for the window."""
         slots = None if self.window is None else self.window.sinks + self.window.size
-        state = mtp.init_state(self.target.config, params, batch, max_len, slots)
+        target = self.target if self.target.mesh is None else on_mesh.whole(self.target)
+        state = mtp.init_state(target.config, params, batch, max_len, slots)
+        if self.target.mesh is not None:
+            state = on_mesh.settled(self.target, state)
         return state, jnp.zeros((batch, self.target.config.hidden_size), params.embedding.dtype)
 
     def taken(self, features: Float[Array, "b n taps hidden"]) -> Float[Array, "b n hidden"]:
@@ -91,18 +95,28 @@ class MtpHead:
         nodes: tuple[Int[Array, ""] | int, int] | None = None,
     ) -> tuple[Float[Array, "b n hidden"], KeyValues]:
         """See `models.mtp.score`; its logits are left aside, so that a compiler drops them."""
-        output, rows = mtp.score(self.target.config, params, state, context, tree, staged, nodes)
-        return output.context, rows
+        target, args = self.target, (params, state, context, tree, staged)
+        nodes = (0, tree.tokens.shape[1]) if nodes is None else nodes
+        if target.mesh is None:
+            return _score(target, *args, nodes)
+        return on_mesh.score(target, _score, *args, nodes=nodes, batch=tree.tokens.shape[0])
 
     def logits(self, params: QwenParams, context: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
         """By the target's head."""
-        return qwen.head(params, context)
+        if self.target.mesh is None:
+            return qwen.head(params, context)
+        part = lambda _, params, context: {"logits": qwen.head(params, context)}  # noqa: E731
+        return on_mesh.call(self.target, part, params, context, batch=context.shape[0])["logits"]
 
     def commit(self, state: MtpState, staged: KeyValues, length: Int[Array, "b"]) -> MtpState:
         """The first `length` pairs behind the others; with a window, in the place of the oldest."""
         b, m = length.shape[0], staged.k.shape[2]
         path = jnp.broadcast_to(jnp.arange(m), (b, m))
-        return mtp.commit(state, staged, path, length, self.window.sinks if self.window else 0)
+        sinks = self.window.sinks if self.window else 0
+        if self.target.mesh is None:
+            return mtp.commit(state, staged, path, length, sinks)
+        part = lambda _own, _none, *args: mtp.commit(*args, sinks=sinks)  # noqa: E731
+        return on_mesh.call(self.target, part, None, state, staged, path, length, batch=b)
 
     def insert(self, state: MtpState, rows: Int[Array, "r"], other: MtpState) -> MtpState:
         """Rows replaced."""
@@ -111,6 +125,13 @@ class MtpHead:
     def release(self, state: MtpState, rows: Int[Array, "r"]) -> MtpState:
         """Rows emptied."""
         return mtp.release(state, rows)
+
+
+def _score(
+    target: Qwen, params: QwenParams, state: MtpState, context: Array, tree: Tree, staged: KeyValues | None, nodes: Any
+) -> tuple[Array, KeyValues]:
+    output, rows = mtp.score(target.config, params, state, context, tree, staged, nodes)
+    return output.context, rows
 
 
 def tapped(target: Target) -> Qwen:

@@ -6,24 +6,28 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from spec_jax import noise
 from spec_jax.control.cost import CostModel
-from spec_jax.engine import loop, rows
+from spec_jax.engine import devices, loop, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.measure import measure_cost
 from spec_jax.engine.requests import request
 from spec_jax.engine.saved import load, save
 from spec_jax.engine.state import Counters, EngineState, Finish
 from spec_jax.engine.text import GrowingText, held_back
+from spec_jax.models import partition
 from spec_jax.sampling.constraint import Constraint, bank, free
 from spec_jax.sampling.settings import Sampling
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Decoder:
         eos: Sequence[int] | None = None,
         constraints: Sequence[Constraint] = (),
         cost: CostModel | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         """Set up the slots.
 
@@ -104,9 +109,23 @@ class Decoder:
             eos: end-of-sequence ids of every request that names none; None takes the tokenizer's.
             constraints: the constraints that requests may name by index.
             cost: time of a round by width; None measures it when a request first runs, if the controller uses it.
+            mesh: devices to split models and rows over (`partition.make_mesh`); None takes the target's, if it has one.
+                In a job of many processes each makes the same calls, and all get all results.
+
+        Raises:
+            ValueError: for a batch that the mesh's "data" axis does not divide, a target that can't be split, or
+                anything else that does not fit, naming it.
         """
+        if mesh is not None:
+            engine = partition.with_mesh(engine, mesh)
+            if devices.mesh_of(engine) is None:
+                named = type(engine.target).__name__
+                raise ValueError(f"mesh: got one with the target {named}, takes one with a Llama or Qwen")
         if not isinstance(batch, int) or batch < 1:
             raise ValueError(f"batch: got {batch!r}, takes an integer of at least 1")
+        self._mesh = devices.mesh_of(engine)
+        if self._mesh is not None and batch % (rows_split := self._mesh.shape[partition.DATA]):
+            raise ValueError(f"batch: got {batch} slots, takes a multiple of the mesh's {rows_split} along data")
         vocab = engine.target.vocab_size
         if tokenizer is not None and tokenizer.vocab_size > vocab:
             raise ValueError(f"tokenizer: got one of {tokenizer.vocab_size} ids, takes at most the target's {vocab}")
@@ -118,14 +137,17 @@ class Decoder:
         self._cost = cost if cost is not None or measured else CostModel((1,), (1.0,))
         costs = jnp.ones(len(engine.widths)) if self._cost is None else self._cost.at(engine.widths)
         self.engine, self.batch, self.tokenizer = engine, batch, tokenizer
-        self.params = EngineParams(target_params, drafter_params, table, costs)
+        self.params = devices.place(engine, EngineParams(target_params, drafter_params, table, costs))
         self._eos = tuple(eos) if eos is not None else tuple(getattr(tokenizer, "eos_token_ids", ()) or ())
+        empty = functools.partial(rows.empty, engine, batch=batch)
+        places = None if self._mesh is None else devices.shardings(engine, jax.eval_shape(empty, self.params))
+        jit = functools.partial(jax.jit, out_shardings=places)
         self._prefill = jax.jit(functools.partial(rows.init, engine))
-        self._place = jax.jit(functools.partial(rows.place, engine), donate_argnums=0)
-        self._close = jax.jit(rows.close, donate_argnums=0)
-        self._release = jax.jit(functools.partial(rows.release, engine), donate_argnums=0)
-        self._decode = jax.jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
-        self._empty = jax.jit(functools.partial(rows.empty, engine, batch=batch))
+        self._place = jit(functools.partial(rows.place, engine), donate_argnums=0)
+        self._close = jit(rows.close, donate_argnums=0)
+        self._release = jit(functools.partial(rows.release, engine), donate_argnums=0)
+        self._decode = jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
+        self._empty = jit(empty)
         self._state: EngineState = self._empty(self.params)
         self._waiting: deque[_Job] = deque()
         self._slots: list[_Job | None] = [None] * batch
@@ -221,7 +243,8 @@ class Decoder:
         self._fill()
         if self._cost is None and any(self._slots):
             self._cost = measure_cost(self.engine, self.params, self._state, self._decode)
-            self.params = dataclasses.replace(self.params, cost=self._cost.at(self.engine.widths))
+            params = dataclasses.replace(self.params, cost=self._cost.at(self.engine.widths))
+            self.params = devices.place(self.engine, params)
         self._state = self._decode(self.params, self._state, chunk_rounds)
         return self._collect()
 
@@ -250,7 +273,7 @@ class Decoder:
                 return
         for slot, job in enumerate(self._slots):
             if job is not None and job.id == id:
-                self._state = self._close(self._state, jnp.array([slot]))
+                self._state = self._close(self._state, self._given(jnp.array([slot])))
                 return
         raise ValueError(f"id: got {id}, takes the id of a request that waits or runs")
 
@@ -287,7 +310,7 @@ class Decoder:
         if self.busy:
             raise ValueError("restore: got a decoder with requests, takes an idle one")
         state, notes = load(path, self._state)
-        self._state, self._next_id = state, notes["next_id"]
+        self._state, self._next_id = devices.put(self.engine, state), notes["next_id"]
         for slot, job in enumerate(notes["jobs"]):
             if job is None:
                 continue
@@ -300,6 +323,10 @@ class Decoder:
                 new.text.push(np.asarray(state.rows.tokens[slot, begin : begin + new.shown]).tolist())
             self._slots[slot] = new
 
+    def _given(self, arrays: T) -> T:
+        """Small arrays as a program takes them: on a mesh the host's values, the same in every process."""
+        return arrays if self._mesh is None else jax.device_get(arrays)
+
     def _start_text(self, job: _Job) -> None:
         if self.tokenizer is not None:
             min_new = int(job.arrays.sampling.min_new[0])
@@ -310,8 +337,9 @@ class Decoder:
             if self._slots[slot] is None and self._waiting:
                 job = self._waiting.popleft()
                 if self._prefilled is None or self._prefilled[0] != job.group:
-                    self._prefilled = job.group, self._prefill(self.params, job.arrays)
-                self._state = self._place(self._state, jnp.array([slot]), self._prefilled[1], job.arrays)
+                    self._prefilled = job.group, self._prefill(self.params, self._given(job.arrays))
+                slots, arrays = self._given((jnp.array([slot]), job.arrays))
+                self._state = self._place(self._state, slots, self._prefilled[1], arrays)
                 self._slots[slot] = job
         if not self._waiting:
             self._prefilled = None
@@ -353,7 +381,7 @@ class Decoder:
                     logs[1],
                     {f: np.asarray(getattr(counters, f)[slot]).tolist() for f in counters.__dataclass_fields__},
                 )
-                self._state = self._release(self._state, jnp.array([slot]))
+                self._state = self._release(self._state, self._given(jnp.array([slot])))
                 self._slots[slot] = None
             if new or result:
                 updates.append(Update(job.id, tuple(new), text, result))

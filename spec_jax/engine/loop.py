@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.round import decode_round
 from spec_jax.engine.state import EngineState
@@ -34,4 +35,4 @@ def decode(
         return (s.rows.running.sum() > enough) & (rounds < bound)
 
     body = lambda carry: (carry[0] + 1, decode_round(engine, params, carry[1]))  # noqa: E731
-    return lax.while_loop(more, body, (jnp.int32(0), state))[1]
+    return devices.settled(engine, lax.while_loop(more, body, (jnp.int32(0), state))[1])

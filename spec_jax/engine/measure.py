@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_jax.control.cost import CostModel
+from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState
 
@@ -29,7 +30,8 @@ def measure_cost(
 
     Each width is forced by a cost vector that makes all others unattractive, so the controller must weigh cost
     (`Throughput` does) and nothing is compiled for it. A width's cost is what further rounds add to the first one,
-    without the time it takes to enter the program. `state` has to have running rows; it is not changed.
+    without the time it takes to enter the program. `state` has to have running rows; it is not changed. Where a
+    mesh spans several processes all get the first one's figures, since they choose a width by them.
     """
     endless = dataclasses.replace(
         state.rows,
@@ -55,4 +57,5 @@ def measure_cost(
             long, many = run(i, _LONG)
             more = (long - short) / (many - few) if many > few else 0.0
             seconds[r, i] = more if more > 0 else short / few
-    return CostModel(engine.widths, tuple(float(s) for s in np.median(seconds, axis=0)))
+    median = devices.of_first(engine, np.median(seconds, axis=0))
+    return CostModel(engine.widths, tuple(float(s) for s in median))

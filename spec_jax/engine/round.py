@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 
 from spec_jax import tree as trees
 from spec_jax.drafters.drafter import Committed, Context
+from spec_jax.engine import devices
 from spec_jax.engine.changes import Changes, changed, changes
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState, Rows
@@ -24,12 +25,13 @@ from spec_jax.verify.scores import Scores
 from spec_jax.verify.verdict import Verdict
 
 
+@devices.on_devices
 def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> EngineState:
     """One draft, one target pass, one verdict and one commit for every running row; finished rows do not move."""
     rows = state.rows
     context = context_of(rows, params.constraint)
     draft, drafter_state = engine.drafter.propose(params.drafter, state.drafter, context)
-    draft = usable(draft, context, engine.target.vocab_size)
+    draft = devices.one_draft(engine, usable(draft, context, engine.target.vocab_size))
     which = engine.controller.decide(state.controller, draft, rows.running, params.cost, engine.widths)
     width = jnp.asarray(engine.widths)[which]
     passes = [_verify_width(engine, params, state, context, w) for w in engine.widths]
@@ -50,12 +52,13 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
         taps=taps,
         tree=dataclasses.replace(draft.tree, valid=_verified(draft, width)),
     )
-    return EngineState(
+    after = EngineState(
         rows=_advance(rows, draft, width, verdict, keep, finish),
         target=target_state,
         drafter=engine.drafter.observe(params.drafter, drafter_state, committed),
         controller=engine.controller.observe(state.controller, draft, width, verdict, rows.running),
     )
+    return devices.settled(engine, after)
 
 
 def context_of(rows: Rows, constraint: Constraint) -> Context:
@@ -79,20 +82,26 @@ def verify_rows(engine: Engine, context: Context, draft: Draft, output: Output) 
     """The rule on every row, in the cheapest of three programs that serves the batch: greedy, sampled, or adjusted."""
 
     def program(sampled: bool, adjusted: bool):
-        def one(key, draft, logits, features, row, text, prompt_length, length, constraint_state):
-            vocab = logits.shape[-1] if adjusted else None
-            past = history.from_text(text, prompt_length, length, constraint_state, vocab)
-            flags = {"sampled": sampled, "adjusted": adjusted, "want_log_probs": engine.log_probs}
-            scores = Scores(logits, row, past, length, context.constraint, **flags, features=features)
-            return engine.rule(key, draft, scores, engine.block)
+        def run(batch: Any, constraint: Constraint) -> Verdict:
+            def one(key, draft, logits, features, row, text, prompt_length, length, constraint_state):
+                vocab = logits.shape[-1] if adjusted else None
+                past = history.from_text(text, prompt_length, length, constraint_state, vocab)
+                flags = {"sampled": sampled, "adjusted": adjusted, "want_log_probs": engine.log_probs}
+                scores = Scores(logits, row, past, length, constraint, **flags, features=features)
+                return engine.rule(key, draft, scores, engine.block)
 
-        c = context
-        scored = (output.logits, output.features)
-        batch = (c.key, draft, *scored, c.sampling, c.tokens, c.prompt_length, c.length, c.state)
-        return lambda: jax.vmap(one)(*batch)
+            return jax.vmap(one)(*batch)
 
-    level = jnp.where(context.adjusted, 2, context.sampled.astype(jnp.int32))
-    return lax.switch(level, [program(False, False), program(True, False), program(True, True)])
+        return run
+
+    programs = [program(False, False), program(True, False), program(True, True)]
+    run = lambda batch, shared: lax.switch(shared[0], programs, batch, shared[1])  # noqa: E731
+    c = context
+    scored = (output.logits, output.features)
+    batch = (c.key, draft, *scored, c.sampling, c.tokens, c.prompt_length, c.length, c.state)
+    shared = (jnp.where(c.adjusted, 2, c.sampled.astype(jnp.int32)), c.constraint)
+    mesh = devices.mesh_of(engine)
+    return run(batch, shared) if mesh is None else devices.decided(mesh, run, batch, shared)
 
 
 def _verify_width(engine: Engine, params: EngineParams, state: EngineState, context: Context, width: int):

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.drafter import Committed
+from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import Counters, EngineState, Finish, Rows
 from spec_jax.noise import Keys
@@ -37,6 +38,7 @@ class Requests:
     state: Int[Array, "b"]
 
 
+@devices.on_devices
 def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
     """A state of `batch` empty slots."""
     d = max(1, engine.drafter.depth)
@@ -57,14 +59,12 @@ def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
         raw_log_probs=logs,
         log_probs=logs,
     )
-    return EngineState(
-        rows=rows,
-        target=engine.target.init_state(params.target, batch, engine.slots),
-        drafter=engine.drafter.init(params.drafter, batch, engine.max_len),
-        controller=engine.controller.init(batch),
-    )
+    target = engine.target.init_state(params.target, batch, engine.slots)
+    drafter = engine.drafter.init(params.drafter, batch, engine.max_len)
+    return devices.settled(engine, EngineState(rows, target, drafter, engine.controller.init(batch)))
 
 
+@devices.on_devices
 def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineState:
     """A state whose rows hold the requests, prefilled in chunks up to the anchor. One program for all prompt lengths.
 
@@ -107,9 +107,10 @@ def init(engine: Engine, params: EngineParams, requests: Requests) -> EngineStat
     rows = dataclasses.replace(
         state.rows, **given, finish=_first_finish(engine, requests), raw_log_probs=unknown, log_probs=unknown
     )
-    return EngineState(rows, target, drafter, state.controller)
+    return devices.settled(engine, EngineState(rows, target, drafter, state.controller))
 
 
+@devices.on_devices
 def insert(engine: Engine, state: EngineState, slots: Int[Array, "r"], other: EngineState) -> EngineState:
     """The state with its rows `slots` replaced by the rows of `other`; a slot out of range is left out.
 
@@ -120,9 +121,11 @@ def insert(engine: Engine, state: EngineState, slots: Int[Array, "r"], other: En
     old, new = engine.target.materialize(state.target), engine.target.materialize(other.target)
     target = engine.target.insert(old, slots, new)
     drafter = engine.drafter.insert(state.drafter, slots, other.drafter)
-    return EngineState(jax.tree.map(put, state.rows, other.rows), target, drafter, state.controller)
+    rows = jax.tree.map(put, state.rows, other.rows)
+    return devices.settled(engine, EngineState(rows, target, drafter, state.controller))
 
 
+@devices.on_devices
 def place(
     engine: Engine, state: EngineState, slots: Int[Array, "r"], one: EngineState, requests: Requests
 ) -> EngineState:
@@ -140,12 +143,13 @@ def place(
     for i in range(r - 1):
         drafter = engine.drafter.insert(drafter, slots[i : i + 1], one.drafter)
     put = lambda x, y: x.at[slots].set(y, mode="drop")  # noqa: E731
-    return EngineState(
+    after = EngineState(
         rows=jax.tree.map(put, state.rows, rows),
         target=engine.target.insert(engine.target.materialize(state.target), slots, target),
         drafter=engine.drafter.insert(drafter, slots[r - 1 :], one.drafter),
         controller=state.controller,
     )
+    return devices.settled(engine, after)
 
 
 def close(state: EngineState, slots: Int[Array, "r"]) -> EngineState:
@@ -159,12 +163,13 @@ def close(state: EngineState, slots: Int[Array, "r"]) -> EngineState:
     return dataclasses.replace(state, rows=dataclasses.replace(rows, finish=finish))
 
 
+@devices.on_devices
 def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> EngineState:
     """Free slots; the drafter may keep their texts for later drafts. A slot out of range is left out."""
     rows, slots = state.rows, _in_range(state, slots)
     inside = jnp.minimum(slots, rows.length.shape[0] - 1)
     drafter = engine.drafter.release(state.drafter, slots, rows.tokens[inside], rows.length[inside])
-    return EngineState(
+    after = EngineState(
         rows=dataclasses.replace(
             rows,
             finish=rows.finish.at[slots].set(Finish.EMPTY, mode="drop"),
@@ -175,6 +180,7 @@ def release(engine: Engine, state: EngineState, slots: Int[Array, "r"]) -> Engin
         drafter=drafter,
         controller=state.controller,
     )
+    return devices.settled(engine, after)
 
 
 def _in_range(state: EngineState, slots: Array) -> Array:

@@ -14,14 +14,23 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.state import EngineState
 
 
 def save(path: str | Path, engine: Engine, state: EngineState, notes: Any = None) -> None:
-    """Write a state, with nothing pending in it, and JSON-able notes. The file appears whole or not at all."""
-    state = dataclasses.replace(state, target=engine.target.materialize(state.target))
-    arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
+    """Write a state, with nothing pending in it, and JSON-able notes. The file appears whole or not at all.
+
+    Where a mesh spans several processes all of them take part, and that of its first device writes.
+    """
+    mesh = devices.mesh_of(engine)
+    materialize = engine.target.materialize if mesh is None else jax.jit(engine.target.materialize)
+    state = dataclasses.replace(state, target=materialize(state.target))
+    host = lambda leaf: np.asarray(leaf if mesh is None else devices.everywhere(mesh, leaf))  # noqa: E731
+    arrays = {name: host(leaf) for name, leaf in _named(state).items()}
+    if mesh is not None and jax.process_index() != mesh.devices.flat[0].process_index:
+        return
     part = Path(f"{path}.part")
     save_file(arrays, part, metadata={"format": "spec_jax.engine/1", "notes": json.dumps(notes)})
     os.replace(part, path)

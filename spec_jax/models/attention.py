@@ -105,9 +105,15 @@ def _cut(cache: Array, start: Array, size: int) -> Array:
 
 
 def _put(cache: Array, rows: Array, start: Array) -> Array:
-    """The rows in each row's slots from `start` on."""
+    """The rows in each row's slots from `start` on.
+
+    One after another in a loop: as a scatter, XLA for TPUs copies the whole cache where a row writes a single slot.
+    """
     if rows.shape == cache.shape:
         return rows
-    if cache.shape[0] == 1:
-        return lax.dynamic_update_slice(cache, rows, (0, 0, start[0], 0))
-    return jax.vmap(lambda c, r, at: lax.dynamic_update_slice(c, r, (0, at, 0)))(cache, rows, start)
+
+    def one(i: Array | int, cache: Array) -> Array:
+        own = lax.dynamic_slice_in_dim(rows, i, 1)
+        return lax.dynamic_update_slice(cache, own, (i, 0, start[i], 0))
+
+    return one(0, cache) if cache.shape[0] == 1 else lax.fori_loop(0, cache.shape[0], one, cache)

@@ -23,7 +23,11 @@ _NORM_EPS = 1e-6
 
 @flax.struct.dataclass
 class Delta:
-    """The leaves. The gates' parameters, a_log and dt_bias, are float32 whatever the model's dtype."""
+    """The leaves. The gates' parameters, a_log and dt_bias, are float32 whatever the model's dtype.
+
+    Channels of qkv and conv stand by key head: its query, its key, the values of its value heads. So a device that has
+    some of the key heads has a range of the channels.
+    """
 
     qkv: Linear
     z: Linear
@@ -208,12 +212,13 @@ def gates(
 ) -> Rows:
     """q, k and v of the convolution's outputs, and the gates of the layer's inputs, in float32."""
     b, n, _ = x.shape
-    key, dk, dv = config.key_size, config.linear_key_head_dim or 1, config.linear_value_head_dim or 1
-    q, k = (y.reshape(b, n, -1, dk) for y in (mixed[..., :key], mixed[..., key : 2 * key]))
+    dk, dv = config.linear_key_head_dim or 1, config.linear_value_head_dim or 1
+    heads = mixed.reshape(b, n, config.linear_num_key_heads or 1, -1)
+    q, k, v = heads[..., :dk], heads[..., dk : 2 * dk], heads[..., 2 * dk :].reshape(b, n, -1, dv)
     beta = jax.nn.sigmoid((x @ leaves.b).astype(jnp.float32))
     decay = -jnp.exp(leaves.a_log) * jax.nn.softplus((x @ leaves.a).astype(jnp.float32) + leaves.dt_bias)
     norm = lambda y: lax.rsqrt(jnp.square(y.astype(jnp.float32)).sum(-1) + _NORM_EPS)  # noqa: E731
-    return Rows(q, k, mixed[..., 2 * key :].reshape(b, n, -1, dv), norm(q), norm(k), decay, beta)
+    return Rows(q, k, v, norm(q), norm(k), decay, beta)
 
 
 def combine(

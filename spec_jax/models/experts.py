@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import flax.struct
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.platform import platform
 from spec_jax.models.linear import Linear
 
 Form = Literal["dense", "loop", "ragged", "blocks"]
@@ -30,15 +33,32 @@ class Mlp:
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What of the experts a device has: mesh axes over which their number and their inner width are split (None: not).
+
+    rows: the devices along `number` hold rows of their own, which come together for the experts.
+    """
+
+    number: str | None
+    inner: str | None
+    rows: bool
+
+
 @flax.struct.dataclass
 class Experts:
-    """A router, experts in one array each for their two maps, and a gated expert that every token goes through."""
+    """A router, the experts' maps in one array each, and a gated expert that every token goes through.
+
+    part: these are a device's part of them (inside a shard_map), None where they are whole.
+    """
 
     router: Float[Array, "*l hidden experts"]
-    gate_up: Float[Array, "*l experts hidden inner2"]
-    down: Float[Array, "*l experts inner hidden"]
+    gate: Float[Array, "*l own hidden inner"]
+    up: Float[Array, "*l own hidden inner"]
+    down: Float[Array, "*l own inner hidden"]
     shared: Mlp | None = None
     shared_gate: Float[Array, "*l hidden 1"] | None = None
+    part: Part | None = flax.struct.field(pytree_node=False, default=None)
 
 
 @flax.struct.dataclass
@@ -70,16 +90,16 @@ def mix(
     product reads all experts; ragged elsewhere.
     """
     if form is None:
-        form = "loop" if jax.default_backend() == "cpu" else "ragged"
+        form = "loop" if platform() == "cpu" else "ragged"
+    if leaves.part is not None:
+        return _mix_part(leaves, leaves.part, x, routing, form)
     y = _FORMS[form](leaves, x, routing)
-    if leaves.shared is not None and leaves.shared_gate is not None:
-        y = y + jax.nn.sigmoid(x @ leaves.shared_gate) * leaves.shared(x)
-    return y
+    return y if leaves.shared is None else y + _shared(leaves, x)
 
 
 def text_form() -> Form:
     """The form for whole texts and their gradients: each row's own experts alone, by what the backend does well."""
-    return "blocks" if jax.default_backend() == "cpu" else "ragged"
+    return "blocks" if platform() == "cpu" else "ragged"
 
 
 def balance(routing: Routing) -> Float[Array, ""]:
@@ -89,56 +109,114 @@ def balance(routing: Routing) -> Float[Array, ""]:
     return experts * (used * routing.chance.mean(0)).sum() / routing.index.shape[1]
 
 
-def _activate(h: Array) -> Array:
-    gate, up = jnp.split(h, 2, axis=-1)
-    return jax.nn.silu(gate) * up
+def _shared(leaves: Experts, x: Array) -> Array:
+    assert leaves.shared is not None and leaves.shared_gate is not None
+    return jax.nn.sigmoid(x @ leaves.shared_gate) * leaves.shared(x)
+
+
+def _mix_part(leaves: Experts, part: Part, x: Array, routing: Routing, form: Form) -> Array:
+    """The whole mix: every device its own experts, or its part of their width, for all rows, and one sum."""
+    rows, index, weight = x, routing.index, routing.weight
+    spread = part.number is not None and part.rows
+    if spread:
+        rows, index, weight = (lax.all_gather(a, part.number, tiled=True) for a in (x, index, weight))
+    if part.number is not None:
+        own = leaves.gate.shape[0]
+        index = index - lax.axis_index(part.number) * own
+        mine = (index >= 0) & (index < own)
+        index, weight = jnp.where(mine, index, own), jnp.where(mine, weight, 0)
+    own_form = _ragged_turns if form == "ragged" and part.number is not None else _FORMS[form]
+    y = own_form(leaves, rows, Routing(index, weight, routing.chance))
+    if spread:
+        y = lax.psum_scatter(y, part.number, tiled=True)
+    axes = tuple(axis for axis in (None if spread else part.number, part.inner) if axis is not None)
+    shared = None if leaves.shared is None else _shared(leaves, x)
+    if shared is not None and part.inner is not None:
+        first = True if spread or part.number is None else lax.axis_index(part.number) == 0
+        y, shared = y + jnp.where(first, shared, 0), None
+    y = lax.psum(y, axes) if axes else y
+    return y if shared is None else y + shared
+
+
+def _inner(x: Array, gate: Array, up: Array, product: Callable[[Array, Array], Array]) -> Array:
+    return jax.nn.silu(product(x, gate)) * product(x, up)
 
 
 def _by_expert(routing: Routing, experts: int) -> Float[Array, "rows experts"]:
     rows = jnp.arange(routing.index.shape[0])[:, None]
-    return jnp.zeros((rows.shape[0], experts), routing.weight.dtype).at[rows, routing.index].add(routing.weight)
+    none = jnp.zeros((rows.shape[0], experts), routing.weight.dtype)
+    return none.at[rows, routing.index].add(routing.weight, mode="drop")
 
 
 def _dense(leaves: Experts, x: Array, routing: Routing) -> Array:
-    weight = _by_expert(routing, leaves.gate_up.shape[0])
-    inner = _activate(jnp.einsum("th,ehi->eti", x, leaves.gate_up)) * weight.T[..., None]
+    weight = _by_expert(routing, leaves.gate.shape[0])
+    product = lambda x, w: jnp.einsum("th,ehi->eti", x, w)  # noqa: E731
+    inner = _inner(x, leaves.gate, leaves.up, product) * weight.T[..., None]
     return jnp.einsum("eti,eih->th", inner, leaves.down)
 
 
 def _loop(leaves: Experts, x: Array, routing: Routing) -> Array:
-    experts = leaves.gate_up.shape[0]
+    experts = leaves.gate.shape[0]
     weight = _by_expert(routing, experts)
-    chosen = jnp.zeros(experts, bool).at[routing.index.reshape(-1)].set(True)
+    chosen = jnp.zeros(experts, bool).at[routing.index.reshape(-1)].set(True, mode="drop")
     order = jnp.argsort(~chosen)
 
     def add(i: Array, y: Array) -> Array:
         take = lambda w: lax.dynamic_index_in_dim(w, order[i], keepdims=False)  # noqa: E731
-        inner = _activate(x @ take(leaves.gate_up)) * lax.dynamic_index_in_dim(weight, order[i], axis=1)
-        return y + inner @ take(leaves.down)
+        inner = _inner(x, take(leaves.gate), take(leaves.up), jnp.matmul)
+        return y + (inner * lax.dynamic_index_in_dim(weight, order[i], axis=1)) @ take(leaves.down)
 
     return lax.fori_loop(0, chosen.sum(), add, jnp.zeros_like(x))
 
 
 def _ragged(leaves: Experts, x: Array, routing: Routing) -> Array:
-    k, experts = routing.index.shape[1], leaves.gate_up.shape[0]
+    (rows, k), experts = routing.index.shape, leaves.gate.shape[0]
     expert = routing.index.reshape(-1)
-    order = jnp.argsort(expert)
+    order = jnp.argsort(expert)[: rows * min(k, experts)]  # a row's experts differ, so that no more are here
     sizes = jnp.bincount(expert, length=experts).astype(jnp.int32)
-    inner = _activate(lax.ragged_dot(x[order // k], leaves.gate_up, sizes))
-    y = lax.ragged_dot(inner, leaves.down, sizes) * routing.weight.reshape(-1)[order, None]
+    product = lambda x, w: lax.ragged_dot(x, w, sizes)  # noqa: E731
+    y = product(_inner(x[order // k], leaves.gate, leaves.up, product), leaves.down)
+    y = jnp.where(expert[order, None] < experts, y * routing.weight.reshape(-1)[order, None], 0)
     return jnp.zeros_like(x).at[order // k].add(y)
+
+
+def _ragged_turns(leaves: Experts, x: Array, routing: Routing) -> Array:
+    """`_ragged` where most choices are experts of other devices (past the last index): memory follows the own ones.
+
+    A turn takes up to twice an even share of the choices. Where more fall to this device it takes more turns, so that
+    none is dropped. There is no reverse gradient.
+    """
+    (rows, k), experts = routing.index.shape, leaves.gate.shape[0]
+    share = -(-2 * rows * k * experts // routing.chance.shape[1])
+    size = min(max(share, _BLOCK), rows * min(k, experts))
+    expert = routing.index.reshape(-1)
+    ends = jnp.cumsum(jnp.bincount(expert, length=experts)).astype(jnp.int32)
+    order = jnp.pad(jnp.argsort(expert), (0, size), constant_values=rows * k)
+
+    def turn(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        start, y = carry
+        inside = jnp.clip(ends - start, 0, size)
+        sizes, mine = jnp.diff(inside, prepend=0), jnp.arange(size) < inside[-1]
+        choice = jnp.where(mine, lax.dynamic_slice_in_dim(order, start, size), 0)
+        product = lambda x, w: lax.ragged_dot(x, w, sizes)  # noqa: E731
+        out = product(_inner(x[choice // k], leaves.gate, leaves.up, product), leaves.down)
+        out = jnp.where(mine[:, None], out * routing.weight.reshape(-1)[choice, None], 0)
+        return start + size, y.at[choice // k].add(out)
+
+    return lax.while_loop(lambda carry: carry[0] < ends[-1], turn, (jnp.int32(0), jnp.zeros_like(x)))[1]
 
 
 def _blocks(leaves: Experts, x: Array, routing: Routing) -> Array:
     """Rows in blocks of one expert each; there are at most rows * k / block + experts of them."""
-    (rows, k), experts = routing.index.shape, leaves.gate_up.shape[0]
+    (rows, k), experts = routing.index.shape, leaves.gate.shape[0]
     block = min(_BLOCK, -(-rows * k // experts))
-    row_of_slot, slot_of_row, expert_of_block = _places(routing.index.reshape(-1), experts, block)
+    chosen = jnp.minimum(routing.index, experts - 1).reshape(-1)
+    row_of_slot, slot_of_row, expert_of_block = _places(chosen, experts, block)
     pick = jax.nn.one_hot(expert_of_block, experts, dtype=x.dtype)
     own = lambda w: (pick @ w.reshape(experts, -1)).reshape(-1, *w.shape[1:])  # noqa: E731, has a product as gradient
     taken = _permute(jnp.repeat(x, k, axis=0), row_of_slot, slot_of_row).reshape(-1, block, x.shape[1])
-    inner = _activate(jnp.einsum("nbh,nhi->nbi", taken, own(leaves.gate_up)))
-    y = jnp.einsum("nbi,nih->nbh", inner, own(leaves.down)).reshape(-1, x.shape[1])
+    product = lambda x, w: jnp.einsum("nbh,nhi->nbi", x, own(w))  # noqa: E731
+    y = product(_inner(taken, leaves.gate, leaves.up, product), leaves.down).reshape(-1, x.shape[1])
     y = _permute(y, slot_of_row, row_of_slot).reshape(rows, k, -1)
     return (y * routing.weight[..., None]).sum(1)
 

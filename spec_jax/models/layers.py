@@ -27,20 +27,13 @@ class Periods:
     rest: tuple[Any, ...] = ()
 
 
-def stack(layers: Sequence[Any], period: int, consume: bool = False) -> Periods:
+def stack(layers: Sequence[Any], period: int, join: Callable[[Sequence[Any]], Any] = jnp.stack) -> Periods:
     """The trees of all layers as periods; layers that are `period` apart must have equal structures and shapes.
 
-    consume: delete the arrays that were stacked, each as soon as it is, so that no second model has to fit in memory.
+    join: stacks the leaves of one place on a new leading axis.
     """
     whole = len(layers) // period * period
-
-    def one(*x: Array) -> Array:
-        out = jnp.stack(x)
-        for array in x if consume else ():
-            array.delete()
-        return out
-
-    together = lambda j: jax.tree.map(one, *layers[j:whole:period])  # noqa: E731
+    together = lambda j: jax.tree.map(lambda *x: join(x), *layers[j:whole:period])  # noqa: E731
     return Periods(tuple(together(j) for j in range(period)) if whole else (), tuple(layers[whole:]))
 
 

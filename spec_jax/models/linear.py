@@ -1,12 +1,14 @@
-"""Linear leaves of a parameter tree: dense, LoRA, weight-quantised or in place, all called the same way."""
+"""Linear leaves of a parameter tree: dense, LoRA, weight-quantised, in place or a part, all called the same way."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int, Int8
 
 
@@ -96,13 +98,76 @@ class RowEmbedding:
         return x @ self.table.astype(self.dtype).T
 
 
-Linear = Dense | LoRA | Int8Dense | Projection
+@flax.struct.dataclass
+class Summed:
+    """A device's rows of a map that is split by its inputs: the parts' outputs are summed over a mesh axis."""
+
+    part: Dense | LoRA | Int8Dense | Projection
+    axis: str = flax.struct.field(pytree_node=False)
+
+    def __call__(self, x: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
+        """Apply the whole map to the device's inputs; its bias counts once."""
+        part, bias = _without_bias(self.part)
+        y = lax.psum(part(x), self.axis)
+        return y if bias is None else y + bias.astype(y.dtype)
+
+
+@flax.struct.dataclass
+class Picked:
+    """`size` outputs of a whole map, those of the head that `share` devices next to each other on an axis work with."""
+
+    whole: Dense | LoRA | Int8Dense | Projection
+    size: int = flax.struct.field(pytree_node=False)
+    share: int = flax.struct.field(pytree_node=False)
+    axis: str = flax.struct.field(pytree_node=False)
+
+    def __call__(self, x: Float[Array, "rows in"]) -> Float[Array, "rows size"]:
+        """Apply the map to rows."""
+        start = lax.axis_index(self.axis) // self.share * self.size
+        return lax.dynamic_slice_in_dim(self.whole(x), start, self.size, axis=1)
+
+
+@flax.struct.dataclass
+class SplitEmbedding:
+    """A device's part of an embedding that is split by the vocabulary, read like a whole one.
+
+    As a head it gives the logits of the device's own tokens.
+    """
+
+    part: Float[Array, "hidden own"] | RowEmbedding
+    axis: str = flax.struct.field(pytree_node=False)
+
+    @property
+    def dtype(self) -> Any:
+        """That of the embeddings."""
+        return self.part.dtype
+
+    def __getitem__(self, index: tuple[slice, Int[Array, "n"]]) -> Float[Array, "hidden n"]:
+        """Columns of the given tokens, from the devices that have them."""
+        own = self.part.table.shape[0] if isinstance(self.part, RowEmbedding) else self.part.shape[1]
+        at = index[1] - lax.axis_index(self.axis) * own
+        columns = self.part[:, jnp.clip(at, 0, own - 1)]
+        return lax.psum(jnp.where((at >= 0) & (at < own), columns, 0), self.axis)
+
+    def __rmatmul__(self, x: Float[Array, "rows hidden"]) -> Float[Array, "rows own"]:
+        """The tied head, for the device's own tokens."""
+        return x @ self.part
+
+
+Linear = Dense | LoRA | Int8Dense | Projection | Summed | Picked
 
 if TYPE_CHECKING:
     Embedding = Array
 else:
-    Embedding = Float[Array, "hidden vocab"] | RowEmbedding
+    Embedding = Float[Array, "hidden vocab"] | RowEmbedding | SplitEmbedding
     """An embedding stored [hidden, vocab], or what reads like one."""
+
+
+def _without_bias(leaf: Any) -> tuple[Any, Array | None]:
+    if isinstance(leaf, LoRA):
+        base, bias = _without_bias(leaf.base)
+        return dataclasses.replace(leaf, base=base), bias
+    return dataclasses.replace(leaf, bias=None), leaf.bias
 
 
 def quantize_int8(dense: Dense) -> Int8Dense:

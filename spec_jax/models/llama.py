@@ -9,14 +9,14 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpy.typing as npt
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import tree_attention
 from spec_jax import tree as trees
-from spec_jax.models import attention, layers
+from spec_jax.models import attention, layers, lazy, on_mesh
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.layers import Periods
 from spec_jax.models.linear import Dense, Embedding, Linear
@@ -80,10 +80,13 @@ class Llama:
     """A Llama-family target (or small drafter). `taps` names the layers whose outputs are returned as features.
 
     Tap i is the hidden state after i layers, so 0 is the embedding, as in transformers' `output_hidden_states`.
+
+    With a `mesh` (`partition.make_mesh`) parameters and states are split over it, and every device runs its part.
     """
 
     config: LlamaConfig
     taps: tuple[int, ...] = ()
+    mesh: Mesh | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -96,6 +99,8 @@ class Llama:
         A row of text length L needs L slots plus one per node of the widest commit. With a sliding window fewer are
         kept, whatever the text's length (`attention.kept_slots`).
         """
+        if self.mesh is not None:
+            return on_mesh.settled(self, on_mesh.whole(self).init_state(params, batch, slots))
         c, dtype = self.config, params.embedding.dtype
         shape = (batch, c.num_kv_heads, attention.kept_slots(slots, c.sliding_window), c.head_dim)
         zeros = lambda: layers.each(lambda _: jnp.zeros(shape, dtype), params.layers)  # noqa: E731
@@ -106,6 +111,8 @@ class Llama:
     ) -> tuple[Array | None, AttentionState]:
         """Append the first `count` of p tokens to every row; returns features [B, p, taps, hidden] and the state."""
         b, p = tokens.shape
+        if self.mesh is not None:
+            return on_mesh.call(self, Llama.prefill, params, state, tokens, count, batch=b)
         offset = jnp.arange(p)
         mask = jnp.broadcast_to((offset[None, :] <= offset[:, None]), (b, p, p))
         _, staged, features = self._forward(params, state, tokens, state.length[:, None] + offset, mask)
@@ -124,9 +131,13 @@ class Llama:
         nodes = (start, n) scores only nodes start .. start + n - 1 and extends `staged`, which already holds the nodes
         before `start` (n static; start may be traced); the output then has n rows.
         """
+        start, n = (0, tree.tokens.shape[1]) if nodes is None else nodes
+        if self.mesh is not None:
+            part = lambda own, *args: Llama.score(own, *args)[:2]  # noqa: E731, the state stays the same arrays
+            args = (params, state, tree, staged)
+            return *on_mesh.score(self, part, *args, nodes=(start, n), batch=tree.tokens.shape[0]), state
         reach = jax.vmap(trees.ancestors)(tree.parent)
         position = state.length[:, None] + reach.sum(-1, dtype=jnp.int32) - 1
-        start, n = (0, tree.tokens.shape[1]) if nodes is None else nodes
         rows = lambda x: lax.dynamic_slice_in_dim(x, start, n, axis=1)  # noqa: E731
         hidden, staged, features = self._forward(
             params, state, rows(tree.tokens), rows(position), rows(reach), staged, start
@@ -137,6 +148,9 @@ class Llama:
         self, state: AttentionState, staged: StagedRows, path: Int[Array, "b m"], length: Int[Array, "b"]
     ) -> AttentionState:
         """Move the state forward by the first `length` nodes of `path`."""
+        if self.mesh is not None:
+            part = lambda own, _, *args: Llama.commit(own, *args)  # noqa: E731
+            return on_mesh.call(self, part, None, state, staged, path, length, batch=length.shape[0])
         place = (path, state.length, length, state.room)
         write = lambda cache, rows: attention.commit(cache, rows, *place)  # noqa: E731
         k, v = layers.each(write, state.k, staged.k), layers.each(write, state.v, staged.v)
@@ -148,18 +162,21 @@ class Llama:
 
     def take(self, state: AttentionState, rows: Int[Array, "r"]) -> AttentionState:
         """Copies of the given rows."""
-        return _map_rows(lambda x, axis: jnp.take(x, rows, axis=axis), state)
+        return self._settled(_map_rows(lambda x, axis: jnp.take(x, rows, axis=axis), state))
 
     def insert(self, state: AttentionState, rows: Int[Array, "r"], other: AttentionState) -> AttentionState:
         """The state with its rows `rows` replaced by those of `other`; an index out of range is left out."""
         put = lambda x, y, axis: (  # noqa: E731
             x.at[rows].set(y, mode="drop") if axis == 0 else x.at[:, rows].set(y, mode="drop")
         )
-        return _map_rows(put, state, other)
+        return self._settled(_map_rows(put, state, other))
 
     def release(self, state: AttentionState, rows: Int[Array, "r"]) -> AttentionState:
         """The state with the given rows empty."""
-        return dataclasses.replace(state, length=state.length.at[rows].set(0, mode="drop"))
+        return self._settled(dataclasses.replace(state, length=state.length.at[rows].set(0, mode="drop")))
+
+    def _settled(self, state: AttentionState) -> AttentionState:
+        return state if self.mesh is None else on_mesh.settled(self, state)
 
     def logits(self, params: LlamaParams, hidden: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
         """The head, with the final norm in front."""
@@ -219,25 +236,31 @@ def from_tensors(config: LlamaConfig, tensors: Mapping[str, npt.ArrayLike], dtyp
 
     The tensors must have passed `checkpoint.validate`. Layers stay a tuple; `stack_layers` stacks them.
     """
-    array = lambda name: jnp.asarray(np.asarray(tensors[name]), dtype)  # noqa: E731
+    return lazy.whole(lazy_params(config, tensors, dtype))
+
+
+def lazy_params(config: LlamaConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> LlamaParams:
+    """The parameters that `from_tensors` reads, as a tree of `Lazy` arrays, none of which is read yet."""
+    tensor = lambda name: lazy.tensor(tensors[name], dtype)  # noqa: E731
+    vector = lambda name: lazy.leaf(tensor(name))  # noqa: E731
 
     def dense(name: str, biased: bool) -> Dense:
-        kernel = jnp.asarray(np.ascontiguousarray(np.asarray(tensors[f"{name}.weight"]).T), dtype)
-        return Dense(kernel, array(f"{name}.bias") if biased else None)
+        kernel = lazy.leaf(lazy.transpose(tensor(f"{name}.weight")))
+        return Dense(kernel, vector(f"{name}.bias") if biased else None)
 
     def layer(i: int) -> Layer:
         at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
         return Layer(
-            attention_norm=array(f"model.layers.{i}.input_layernorm.weight"),
+            attention_norm=vector(f"model.layers.{i}.input_layernorm.weight"),
             **{p: dense(f"{at}.{p}_proj", config.attention_bias) for p in "qkvo"},
-            mlp_norm=array(f"model.layers.{i}.post_attention_layernorm.weight"),
+            mlp_norm=vector(f"model.layers.{i}.post_attention_layernorm.weight"),
             **{p: dense(f"{mlp}.{p}_proj", config.mlp_bias) for p in ("gate", "up", "down")},
         )
 
     return LlamaParams(
         embedding=dense("model.embed_tokens", False).kernel,
         layers=tuple(layer(i) for i in range(config.num_layers)),
-        norm=array("model.norm.weight"),
+        norm=vector("model.norm.weight"),
         head=None if config.tie_word_embeddings else dense("lm_head", False),
     )
 

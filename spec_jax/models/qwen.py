@@ -9,10 +9,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax import tree as trees
-from spec_jax.models import attention, delta_conv, delta_mixer, experts, gated_attention, layers
+from spec_jax.models import attention, delta_conv, delta_mixer, experts, gated_attention, layers, on_mesh
 from spec_jax.models.delta_mixer import Delta, DeltaState, StagedDelta
 from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention, KeyValues
@@ -101,11 +102,14 @@ class Qwen:
 
     A gated delta layer's state lags behind: what commit accepts stays pending, as rows, until the next score folds it
     in while it reads the state anyway. `pending_rows` is the room for them; a commit of a longer path folds at once.
+
+    With a `mesh` (`partition.make_mesh`) parameters and states are split over it, and every device runs its part.
     """
 
     config: QwenConfig
     taps: tuple[int, ...] = ()
     pending_rows: int = 16
+    mesh: Mesh | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +122,8 @@ class Qwen:
         A row of text length L needs L slots plus one per node of the widest commit. Layers with a sliding window keep
         fewer, whatever the text's length (`attention.kept_slots`).
         """
+        if self.mesh is not None:
+            return on_mesh.settled(self, on_mesh.whole(self).init_state(params, batch, slots))
         c, dtype = self.config, params.embedding.dtype
 
         def layer(x: Array, index: int, leaves: Layer) -> tuple[Array, KeyValues | DeltaState]:
@@ -133,6 +139,8 @@ class Qwen:
     ) -> tuple[Array | None, QwenState]:
         """Append the first `count` of p tokens to every row; returns features [B, p, taps, hidden] and the state."""
         c, (b, p) = self.config, tokens.shape
+        if self.mesh is not None:
+            return on_mesh.call(self, Qwen.prefill, params, state, tokens, count, batch=b)
         offset = jnp.broadcast_to(jnp.arange(p), (b, p))
         mask = jnp.broadcast_to(jnp.arange(p) <= jnp.arange(p)[:, None], (b, p, p))
         nodes = Nodes(state.length[:, None] + offset, mask, None, state.length, 0, state.room)
@@ -166,8 +174,32 @@ class Qwen:
         nodes = (start, n) scores only nodes start .. start + n - 1 and extends `staged`, which already holds the nodes
         before `start` (n static; start may be traced); the output then has n rows.
         """
-        c = self.config
         start, n = (0, tree.tokens.shape[1]) if nodes is None else nodes
+        args = (params, state, tree, staged)
+        if self.mesh is None:
+            output, new, recurrent = self._score(*args, (start, n))
+        else:
+            shape = {"nodes": (start, n), "batch": tree.tokens.shape[0]}
+            output, new, recurrent = on_mesh.score(self, Qwen._score, *args, **shape)
+
+        def settled(own: Any, folded: dict[str, Array | None]) -> Any:
+            if isinstance(own, KeyValues) or own.pending is None:
+                return own
+            assert (recurrent := folded["recurrent"]) is not None
+            return DeltaState(recurrent, own.conv, None)
+
+        return output, new, dataclasses.replace(state, layers=layers.zipped(settled, state.layers, recurrent))
+
+    def _score(
+        self,
+        params: QwenParams,
+        state: QwenState,
+        tree: Tree,
+        staged: QwenStaged | None,
+        nodes: tuple[Array | int, int],
+    ) -> tuple[Output, QwenStaged, Any]:
+        """Output, staged rows, and each layer's recurrent state if pending rows were folded in."""
+        c, (start, n) = self.config, nodes
         rows = lambda x: lax.dynamic_slice_in_dim(x, start, n, axis=1)  # noqa: E731
         reach = jax.vmap(trees.ancestors)(tree.parent)
         position = state.length[:, None] + reach.sum(-1, dtype=jnp.int32) - 1
@@ -178,15 +210,9 @@ class Qwen:
         old = layers.zipped(lambda _: None, state.layers) if staged is None else staged.layers
         step = lambda x, index, leaves, own, old: score_layer(c, x, index, leaves, own, old, place)  # noqa: E731
         hidden, outs = layers.run(step, self.embed(params, rows(tree.tokens)), params.layers, state.layers, old)
-
-        def settled(own: Any, out: tuple[Any, Any]) -> Any:
-            if isinstance(own, KeyValues) or own.pending is None:
-                return own
-            return DeltaState(out[1], own.conv, None)
-
-        new = dataclasses.replace(state, layers=layers.zipped(settled, state.layers, outs))
         output = Output(self.logits(params, hidden[-1]), self._features(hidden))
-        return output, QwenStaged(layers.zipped(lambda out: out[0], outs)), new
+        folded = layers.zipped(lambda out: {"recurrent": out[1]}, outs)
+        return output, QwenStaged(layers.zipped(lambda out: out[0], outs)), folded
 
     def commit(
         self, state: QwenState, staged: QwenStaged, path: Int[Array, "b m"], length: Int[Array, "b"]
@@ -197,6 +223,9 @@ class Qwen:
         """
         if _pending(state):
             raise ValueError("state: got one with accepted rows pending, takes the state that score returned")
+        if self.mesh is not None:
+            part = lambda own, _, *args: Qwen.commit(own, *args)  # noqa: E731
+            return on_mesh.call(self, part, None, state, staged, path, length, batch=length.shape[0])
 
         def move(own: Any, rows: Any) -> Any:
             if isinstance(own, KeyValues):
@@ -207,20 +236,23 @@ class Qwen:
 
     def materialize(self, state: QwenState) -> QwenState:
         """The state with everything in its recurrent part, and empty pending rows."""
-        fold = lambda s: delta_mixer.folded(s) if isinstance(s, DeltaState) else s  # noqa: E731
         pending = _pending(state)
+        if self.mesh is not None:
+            part = lambda own, _, state: Qwen.materialize(own, state)  # noqa: E731
+            return on_mesh.call(self, part, None, state, batch=state.length.shape[0])
+        fold = lambda s: delta_mixer.folded(s) if isinstance(s, DeltaState) else s  # noqa: E731
         return self._full(dataclasses.replace(state, layers=layers.each(fold, state.layers)) if pending else state)
 
     def take(self, state: QwenState, rows: Int[Array, "r"]) -> QwenState:
         """Copies of the given rows."""
-        return _map_rows(lambda x, axis: jnp.take(x, rows, axis=axis), self._full(state))
+        return self._settled(_map_rows(lambda x, axis: jnp.take(x, rows, axis=axis), self._full(state)))
 
     def insert(self, state: QwenState, rows: Int[Array, "r"], other: QwenState) -> QwenState:
         """The state with its rows `rows` replaced by those of `other`; an index out of range is left out."""
         put = lambda x, y, axis: (  # noqa: E731
             x.at[rows].set(y, mode="drop") if axis == 0 else x.at[:, rows].set(y, mode="drop")
         )
-        return _map_rows(put, self._full(state), self._full(other))
+        return self._settled(_map_rows(put, self._full(state), self._full(other)))
 
     def release(self, state: QwenState, rows: Int[Array, "r"]) -> QwenState:
         """The state with the given rows empty."""
@@ -232,7 +264,7 @@ class Qwen:
         cleared = layers.map_rows(clear, delta)
         keep = lambda s, new: new if isinstance(s, DeltaState) else s  # noqa: E731
         length = full.length.at[rows].set(0, mode="drop")
-        return QwenState(layers.zipped(keep, full.layers, cleared), length, full.room)
+        return self._settled(QwenState(layers.zipped(keep, full.layers, cleared), length, full.room))
 
     def widen(self, staged: QwenStaged, n: int) -> QwenStaged:
         """Staged rows with room for n nodes, zeros in the new ones."""
@@ -255,6 +287,9 @@ class Qwen:
 
     def _features(self, hidden: list[Array]) -> Array | None:
         return jnp.stack([hidden[i] for i in self.taps], axis=2) if self.taps else None
+
+    def _settled(self, state: QwenState) -> QwenState:
+        return state if self.mesh is None else on_mesh.settled(self, state)
 
     def _full(self, state: QwenState) -> QwenState:
         """The state with pending rows, empty ones where there were none."""

@@ -5,24 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-AXIS = "data"
+from spec_jax.models import partition
+from spec_jax.models.partition import DATA
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
-    """A mesh of the first `devices` devices (all if None) in one axis; ValueError for more than there are."""
-    there = jax.devices()
-    count = len(there) if devices is None else devices
-    if not 1 <= count <= len(there):
-        raise ValueError(f"devices: got {devices}, takes 1 .. {len(there)}")
-    return Mesh(np.array(there[:count]), (AXIS,))
+    """A mesh of the first `devices` devices (all if None) along "data"; ValueError for more than there are."""
+    there = len(jax.devices())
+    if devices is not None and not 1 <= devices <= there:
+        raise ValueError(f"devices: got {devices}, takes 1 .. {there}")
+    return partition.make_mesh({DATA: there if devices is None else devices})
 
 
 def replicate(tree: Any, mesh: Mesh | None) -> Any:
     """Every array on every device; the same tree without a mesh."""
-    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return tree if mesh is None else jax.device_put(tree, partition.shardings(mesh, PartitionSpec()))
 
 
 def split(tree: Any, mesh: Mesh | None) -> Any:
@@ -30,6 +29,6 @@ def split(tree: Any, mesh: Mesh | None) -> Any:
     if mesh is None:
         return tree
     for x in jax.tree.leaves(tree):
-        if x.shape[0] % mesh.size:
-            raise ValueError(f"batch: got {x.shape[0]} rows, takes a multiple of the mesh's {mesh.size} devices")
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
+        if x.shape[0] % mesh.shape[DATA]:
+            raise ValueError(f"batch: got {x.shape[0]} rows, takes a multiple of the mesh's {mesh.shape[DATA]} devices")
+    return jax.device_put(tree, partition.shardings(mesh, PartitionSpec(DATA)))

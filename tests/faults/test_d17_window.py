@@ -208,4 +208,4 @@ class Faulty(llama.Llama):
 
 @pytest.mark.parametrize("slots", (WINDOW, None))
 def test_a_ring_that_is_written_elsewhere_than_read_is_caught(slots):
-    assert not same_texts(forced(Faulty(CONFIG, (), slots), weights(), plain())).any()
+    assert not same_texts(forced(Faulty(CONFIG, slots=slots), weights(), plain())).any()

@@ -1,5 +1,7 @@
 """Sparse experts in every form: values and gradients are those of a loop over rows."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,8 @@ def made(seed=2):
     rng = np.random.default_rng(seed)
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     shared = Mlp(Dense(normal(HIDDEN, 5)), Dense(normal(HIDDEN, 5)), Dense(normal(5, HIDDEN)))
-    maps = (normal(HIDDEN, COUNT), normal(COUNT, HIDDEN, 2 * INNER), normal(COUNT, INNER, HIDDEN))
+    wide = lambda: normal(COUNT, HIDDEN, INNER)  # noqa: E731
+    maps = (normal(HIDDEN, COUNT), wide(), wide(), normal(COUNT, INNER, HIDDEN))
     return Experts(*maps, shared, normal(HIDDEN, 1)), normal(ROWS, HIDDEN)
 
 
@@ -29,18 +32,17 @@ def by_row(leaves, x):
     f = lambda a: np.asarray(a, np.float64)  # noqa: E731
     silu = lambda a: a / (1 + np.exp(-a))  # noqa: E731
 
-    def ffn(row, gate_up, down):
-        gate, up = np.split(row @ f(gate_up), 2)
-        return (silu(gate) * up) @ f(down)
+    def ffn(row, gate, up, down):
+        return (silu(row @ f(gate)) * (row @ f(up))) @ f(down)
 
     out = []
     for row in f(x):
         chance = np.exp(row @ f(leaves.router))
         best = np.argsort(-chance)[:K]
-        own = sum(chance[e] / chance[best].sum() * ffn(row, leaves.gate_up[e], leaves.down[e]) for e in best)
+        own = sum(chance[e] / chance[best].sum() * ffn(row, leaves.gate[e], leaves.up[e], leaves.down[e]) for e in best)
         s = leaves.shared
-        both = np.concatenate([s.gate.kernel, s.up.kernel], 1)
-        out.append(own + ffn(row, both, s.down.kernel) / (1 + np.exp(-(row @ f(leaves.shared_gate)))))
+        maps = (s.gate.kernel, s.up.kernel, s.down.kernel)
+        out.append(own + ffn(row, *maps) / (1 + np.exp(-(row @ f(leaves.shared_gate)))))
     return np.stack(out)
 
 
@@ -69,7 +71,7 @@ def test_an_expert_that_all_rows_or_none_choose():
     leaves, x = made()
     for column in (0, 3):
         one = leaves.router.at[:, column].set(0).at[0, column].set(50)
-        biased = Experts(one, leaves.gate_up, leaves.down, leaves.shared, leaves.shared_gate)
+        biased = dataclasses.replace(leaves, router=one)
         rows = x.at[:, 0].set(1.0)
         assert (experts.route(biased, rows, K, True).index[:, 0] == column).all()
         np.testing.assert_allclose(mixed("blocks", biased, rows), mixed("dense", biased, rows), rtol=1e-4, atol=1e-4)
@@ -77,8 +79,25 @@ def test_an_expert_that_all_rows_or_none_choose():
 
 def test_balance_is_one_when_experts_are_used_alike():
     leaves, _ = made()
-    sure = Experts(jnp.eye(HIDDEN)[:, :COUNT] * 20, leaves.gate_up, leaves.down)
+    sure = Experts(jnp.eye(HIDDEN)[:, :COUNT] * 20, leaves.gate, leaves.up, leaves.down)
     balance = lambda x: experts.balance(experts.route(sure, x, 1, True))  # noqa: E731
     rows = jnp.eye(COUNT, HIDDEN)
     np.testing.assert_allclose(balance(rows), 1, rtol=1e-4)
     np.testing.assert_allclose(balance(jnp.tile(rows[:1], (4, 1))), COUNT, rtol=1e-4)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_devices_that_take_their_choices_in_turns_drop_none(crowded, monkeypatch):
+    """A device for each expert, with room for 7 of 13 rows a turn; crowded: all rows choose the first."""
+    monkeypatch.setattr(experts, "_BLOCK", 1)
+    leaves, x = made()
+    routing = experts.route(leaves, x, 1, False)
+    if crowded:
+        routing = dataclasses.replace(routing, index=jnp.zeros_like(routing.index))
+    total = 0
+    for device in range(COUNT):
+        cut = {name: getattr(leaves, name)[device : device + 1] for name in ("gate", "up", "down")}
+        mine = routing.index == device
+        own = experts.Routing(jnp.where(mine, 0, 1), jnp.where(mine, routing.weight, 0), routing.chance)
+        total += experts._ragged_turns(dataclasses.replace(leaves, **cut), x, own)
+    np.testing.assert_allclose(total, experts._dense(leaves, x, routing), rtol=1e-5, atol=1e-5)
