@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from jax.sharding import Mesh
+
 from spec_jax import configs
 from spec_jax.drafters.load import load_drafter
 from spec_jax.engine.decoder import Decoder
@@ -64,11 +66,17 @@ def config_of(args: argparse.Namespace, default: str) -> str:
     return args.config or (DRAFTERS[args.drafter] if args.drafter else default)
 
 
-def build(args: argparse.Namespace, model: LoadedTarget, name: str, **engine_options: Any) -> tuple[Engine, Any]:
-    """The engine of a configuration and its drafter's parameters (None if it has none)."""
+def build(
+    args: argparse.Namespace,
+    model: LoadedTarget,
+    name: str,
+    load: Callable[[str], LoadedTarget] = load_target,
+    **engine_options: Any,
+) -> tuple[Engine, Any]:
+    """The engine of a configuration and its drafter's parameters (None if it has none); `load` reads a draft model."""
     if args.max_len > model.max_position_embeddings:
         raise ValueError(f"--max-len: got {args.max_len}, takes at most the model's {model.max_position_embeddings}")
-    draft = load_target(args.draft_model) if args.draft_model else None
+    draft = load(args.draft_model) if args.draft_model else None
     if draft is not None and draft.tokenizer is not None and model.tokenizer is not None:
         require_same_ids(model.tokenizer, draft.tokenizer, "--draft-model")
     if args.weights and name != "plain":
@@ -81,9 +89,11 @@ def build(args: argparse.Namespace, model: LoadedTarget, name: str, **engine_opt
     return dataclasses.replace(engine, **engine_options), drafter_params
 
 
-def decoder(model: LoadedTarget, engine: Engine, drafter_params: Any = None, batch: int = 1) -> Decoder:
+def decoder(
+    model: LoadedTarget, engine: Engine, drafter_params: Any = None, batch: int = 1, mesh: Mesh | None = None
+) -> Decoder:
     """A decoder of a loaded model."""
-    return Decoder(engine, model.params, drafter_params, model.tokenizer, batch, model.eos_token_ids)
+    return Decoder(engine, model.params, drafter_params, model.tokenizer, batch, model.eos_token_ids, mesh=mesh)
 
 
 def run(main: Callable[[], None]) -> NoReturn:

@@ -23,6 +23,7 @@ DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _LARGEST_JSON = 1 << 26
+_ROWS = 4096
 
 
 class CheckpointError(ValueError):
@@ -31,11 +32,19 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor still on disk: its shape and type are known, `np.asarray` reads it (each time anew)."""
+    """A tensor still on disk: its shape and type are known, `np.asarray` reads it (each time anew), `[box]` a part.
+
+    part: reads a box alone, slices with a start and a stop for every axis; None where the file allows no less than all.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray] = dataclasses.field(repr=False)
+    part: Callable[[tuple[slice, ...]], np.ndarray] | None = dataclasses.field(default=None, repr=False)
+
+    def __getitem__(self, box: tuple[slice, ...]) -> np.ndarray:
+        """Read a box; raises CheckpointError if the file has changed since."""
+        return self.read()[box] if self.part is None else self.part(box)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Read the tensor; raises CheckpointError if the file has changed since."""
@@ -108,8 +117,10 @@ def validate(checkpoint: Checkpoint) -> None:
     kinds = (("missing tensors", missing), ("unexpected tensors", unexpected), ("wrong tensors", wrong))
     problems = [f"{kind}: {_listed(names)}" for kind, names in kinds if names]
     if tied and not problems:
-        embedding, head = np.asarray(tensors["model.embed_tokens.weight"]), np.asarray(tensors["lm_head.weight"])
-        if not np.array_equal(embedding, head):
+        embedding, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+        rows, hidden = embedding.shape
+        boxes = ((slice(at, min(at + _ROWS, rows)), slice(0, hidden)) for at in range(0, rows, _ROWS))
+        if not all(np.array_equal(embedding[box], head[box]) for box in boxes):
             problems.append("tie_word_embeddings is true, but lm_head.weight differs from model.embed_tokens.weight")
     if checkpoint.tokenizer is not None and checkpoint.tokenizer.vocab_size > config.vocab_size:
         size = checkpoint.tokenizer.vocab_size

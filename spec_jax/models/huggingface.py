@@ -19,7 +19,7 @@ from spec_jax.models.tokenizer import Tokenizer
 
 
 def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoint:
-    """Read a local directory. Tensors are read, as `dtype` (float32 or bfloat16), when they are used.
+    """Read a local directory. Tensors, or parts of them, are read when they are used, as `dtype` (float32, bfloat16).
 
     The tokenizer is None if there is no tokenizer.json. The ids that end a text are those of generation_config.json,
     else config.json, else the tokenizer. Raises FileNotFoundError for no such directory, or CheckpointError if
@@ -28,6 +28,24 @@ def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoi
     directory, dtype = Path(directory), np.dtype(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; taken: float32, bfloat16")
+    described = load_description(directory)
+    config = described.config
+    tensors = {
+        name: LazyTensor(shape, dtype, *(functools.partial(f, path, name, dtype) for f in (_read, _read_box)))
+        for path in shards.weight_files(directory)
+        for name, shape in shards.shapes(path).items()
+    }
+    if isinstance(config, QwenConfig):
+        if read_json(directory / "config.json")["model_type"] in WRAPPERS:
+            tensors = canonical_names(tensors)
+        config = dataclasses.replace(config, mtp=any(name.startswith("mtp.") for name in tensors))
+    checkpoint = dataclasses.replace(described, config=config, tensors=tensors)
+    validate(checkpoint)
+    return checkpoint
+
+
+def load_description(directory: Path) -> Checkpoint:
+    """What a directory says beside its weights: config and tokenizer, and no tensors. Raises as `load_huggingface`."""
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such directory")
     fields = read_json(directory / "config.json")
@@ -35,21 +53,10 @@ def load_huggingface(directory: str | Path, dtype: Any = np.float32) -> Checkpoi
         config = _config(fields)
     except ValueError as error:
         raise CheckpointError(f"{directory / 'config.json'}: {error}") from error
-    tensors = {
-        name: LazyTensor(shape, dtype, functools.partial(_read, path, name, dtype))
-        for path in shards.weight_files(directory)
-        for name, shape in shards.shapes(path).items()
-    }
-    if isinstance(config, QwenConfig):
-        if fields["model_type"] in WRAPPERS:
-            tensors = canonical_names(tensors)
-        config = dataclasses.replace(config, mtp=any(name.startswith("mtp.") for name in tensors))
     ends = _eos_token_ids(directory / "generation_config.json", directory / "config.json")
     has_tokenizer = (directory / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_directory(directory, ends) if has_tokenizer else None
-    checkpoint = Checkpoint(config, tensors, tokenizer, tokenizer.eos_token_ids if tokenizer else ends, directory)
-    validate(checkpoint)
-    return checkpoint
+    return Checkpoint(config, {}, tokenizer, tokenizer.eos_token_ids if tokenizer else ends, directory)
 
 
 def _config(fields: Mapping[str, Any]) -> LlamaConfig | QwenConfig:
@@ -64,6 +71,10 @@ def _config(fields: Mapping[str, Any]) -> LlamaConfig | QwenConfig:
 
 def _read(path: Path, name: str, dtype: np.dtype) -> np.ndarray:
     return shards.read(path, name).astype(dtype, copy=False)
+
+
+def _read_box(path: Path, name: str, dtype: np.dtype, box: tuple[slice, ...]) -> np.ndarray:
+    return shards.read_box(path, name, box).astype(dtype, copy=False)
 
 
 def _eos_token_ids(*paths: Path) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from spec_jax.models import layers
+from spec_jax.models import layers, lazy
 from spec_jax.models.delta_mixer import Delta
 from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention
+from spec_jax.models.lazy import Lazy
 from spec_jax.models.linear import Dense, Linear
 from spec_jax.models.qwen import Layer, Mtp, QwenParams
 from spec_jax.models.qwen_config import DELTA, QwenConfig
@@ -25,6 +26,11 @@ def from_tensors(config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype
     The tensors must have passed `checkpoint.validate`. Gate parameters and (1 + w) norms are float32 in any case.
     Layers stay a tuple; `qwen.stack_layers` stacks them.
     """
+    return lazy.whole(lazy_params(config, tensors, dtype))
+
+
+def lazy_params(config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> QwenParams:
+    """The parameters that `from_tensors` reads, as a tree of `Lazy` arrays, none of which is read yet."""
     read = _Reader(config, tensors, dtype)
     kinds = zip(config.layer_types, config.sparse, strict=True)
     own = tuple(read.layer(f"model.layers.{i}", kind == DELTA, sparse) for i, (kind, sparse) in enumerate(kinds))
@@ -50,24 +56,23 @@ class _Reader:
     def __init__(self, config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any) -> None:
         self.config, self.tensors, self.dtype = config, tensors, dtype
 
-    def raw(self, name: str) -> np.ndarray:
-        return np.asarray(self.tensors[name])
-
-    def array(self, x: np.ndarray) -> Any:
-        return jnp.asarray(np.ascontiguousarray(x), self.dtype)
+    def raw(self, name: str, dtype: Any = None) -> Lazy:
+        return lazy.tensor(self.tensors[name], dtype or self.dtype)
 
     def norm(self, name: str) -> Any:
-        weight = self.raw(f"{name}.weight")
         if not self.config.offset_norms:
-            return self.array(weight)
-        return 1 + jnp.asarray(weight, jnp.float32)
+            return lazy.leaf(self.raw(f"{name}.weight"))
+        return lazy.leaf(lazy.plus_one(self.raw(f"{name}.weight")))
 
     def dense(self, name: str) -> Dense:
         bias = f"{name}.bias"
         return self.map(self.raw(f"{name}.weight"), self.raw(bias) if bias in self.tensors else None)
 
-    def map(self, weight: np.ndarray, bias: np.ndarray | None = None) -> Dense:
-        return Dense(self.array(weight.T), None if bias is None else self.array(bias))
+    def map(self, weight: Lazy, bias: Lazy | None = None) -> Dense:
+        return Dense(self.turned(weight), None if bias is None else lazy.leaf(bias))
+
+    def turned(self, weight: Lazy) -> Any:
+        return lazy.leaf(lazy.transpose(weight))
 
     def layer(self, at: str, delta: bool, sparse: bool) -> Layer:
         return Layer(
@@ -79,59 +84,67 @@ class _Reader:
 
     def attention(self, at: str) -> Attention:
         heads, d = self.config.num_heads, self.config.head_dim
-        q, gate = self.dense(f"{at}.q_proj"), None
         if self.config.output_gate:  # per head: its query, then its gate
-            pair = self.raw(f"{at}.q_proj.weight").reshape(heads, 2, d, -1)
-            name = f"{at}.q_proj.bias"
-            bias = self.raw(name).reshape(heads, 2, d) if name in self.tensors else None
-            half = lambda i: self.map(  # noqa: E731
-                pair[:, i].reshape(heads * d, -1), None if bias is None else bias[:, i].reshape(-1)
-            )
+            rows = np.arange(2 * heads * d).reshape(heads, 2, d)
+            weight, name = self.raw(f"{at}.q_proj.weight"), f"{at}.q_proj.bias"
+            bias = self.raw(name) if name in self.tensors else None
+
+            def half(i: int) -> Dense:
+                own = rows[:, i].reshape(-1)
+                return self.map(lazy.pick(weight, own), None if bias is None else lazy.pick(bias, own))
+
             q, gate = half(0), half(1)
+        else:
+            q, gate = self.dense(f"{at}.q_proj"), None
         k, v, o = (self.dense(f"{at}.{name}_proj") for name in "kvo")
         return Attention(q, k, v, o, self.norm(f"{at}.q_norm"), self.norm(f"{at}.k_norm"), gate)
 
     def delta(self, layer: str) -> Delta:
         c, at = self.config, f"{layer}.linear_attn"
         weight = lambda name: self.raw(f"{at}.in_proj_{name}.weight")  # noqa: E731
-        if packed_projections(layer, self.tensors):
-            groups, dk = c.linear_num_key_heads or 1, c.linear_key_head_dim or 1
-            parts = weight("qkvz").reshape(groups, -1, c.hidden_size)
-            inner = c.value_size // groups
-            q, k, v, z = np.split(parts, np.cumsum([dk, dk, inner]), axis=1)
-            b, a = np.split(weight("ba").reshape(groups, -1, c.hidden_size), 2, axis=1)
-            flat = lambda x: x.reshape(-1, c.hidden_size)  # noqa: E731
-            qkv, z, b, a = np.concatenate([flat(q), flat(k), flat(v)]), flat(z), flat(b), flat(a)
+        rows = lambda x: np.arange(x.shape[0]).reshape(c.linear_num_key_heads or 1, -1)  # noqa: E731
+        apart = _by_key_head(c)
+        if packed_projections(layer, self.tensors):  # by key head: its query, key, values and their z
+            qkvz, ba = weight("qkvz"), weight("ba")
+            ours, last = np.split(rows(qkvz), [apart.size // len(rows(qkvz))], axis=1)
+            before, after = np.split(rows(ba), 2, axis=1)
+            taken = ((qkvz, ours), (qkvz, last), (ba, before), (ba, after))
+            qkv, z, b, a = (lazy.pick(x, y.reshape(-1)) for x, y in taken)
         else:
             qkv, z, b, a = (weight(name) for name in ("qkv", "z", "b", "a"))
-        gate = lambda name: jnp.asarray(self.raw(f"{at}.{name}"), jnp.float32)  # noqa: E731
+            qkv = lazy.pick(qkv, apart)
+        gate = lambda name: lazy.leaf(self.raw(f"{at}.{name}", jnp.float32))  # noqa: E731
         return Delta(
             qkv=self.map(qkv),
             z=self.map(z),
-            b=self.array(b.T),
-            a=self.array(a.T),
-            conv=self.array(self.raw(f"{at}.conv1d.weight")[:, 0].T),
+            b=self.turned(b),
+            a=self.turned(a),
+            conv=self.turned(lazy.pick(lazy.flat(self.raw(f"{at}.conv1d.weight")), apart)),
             a_log=gate("A_log"),
             dt_bias=gate("dt_bias"),
-            norm=self.array(self.raw(f"{at}.norm.weight")),
+            norm=lazy.leaf(self.raw(f"{at}.norm.weight")),
             out=self.dense(f"{at}.out_proj"),
         )
 
     def experts(self, layer: str) -> Experts:
         at, count = f"{layer}.mlp", self.config.num_experts or 0
         if fused_experts(layer, self.tensors):
-            gate_up, down = self.raw(f"{at}.experts.gate_up_proj"), self.raw(f"{at}.experts.down_proj")
+            both, down = self.raw(f"{at}.experts.gate_up_proj"), self.raw(f"{at}.experts.down_proj")
+            gate, up = lazy.halves(both, 1)
         else:
-            each = lambda i, name: self.raw(f"{at}.experts.{i}.{name}_proj.weight")  # noqa: E731
-            gate_up = np.stack([np.concatenate([each(i, "gate"), each(i, "up")]) for i in range(count)])
-            down = np.stack([each(i, "down") for i in range(count)])
+            each = lambda name: lazy.stack(  # noqa: E731
+                [self.raw(f"{at}.experts.{i}.{name}_proj.weight") for i in range(count)]
+            )
+            gate, up, down = (each(name) for name in ("gate", "up", "down"))
         shared = f"{at}.shared_expert_gate.weight" in self.tensors
+        turned = lambda x: lazy.leaf(lazy.transpose(x, 0, 2, 1))  # noqa: E731
         return Experts(
-            router=self.array(self.raw(f"{at}.gate.weight").T),
-            gate_up=self.array(gate_up.swapaxes(1, 2)),
-            down=self.array(down.swapaxes(1, 2)),
+            router=self.turned(self.raw(f"{at}.gate.weight")),
+            gate=turned(gate),
+            up=turned(up),
+            down=turned(down),
             shared=self.mlp(f"{at}.shared_expert") if shared else None,
-            shared_gate=self.array(self.raw(f"{at}.shared_expert_gate.weight").T) if shared else None,
+            shared_gate=self.turned(self.raw(f"{at}.shared_expert_gate.weight")) if shared else None,
         )
 
     def mlp(self, at: str) -> Mlp:
@@ -174,14 +187,11 @@ def to_tensors(config: QwenConfig, params: QwenParams, fused: bool = True) -> di
                     put(f"{at}.q_proj.{kind}", pair.reshape(-1, *pair.shape[2:]))
 
     def delta(at: str, leaves: Delta) -> None:
-        groups, key = config.linear_num_key_heads or 1, config.key_size
-        group = lambda x: x.reshape(groups, -1, config.hidden_size)  # noqa: E731
-        qkv, z = _plain(at, leaves.qkv)[0], _plain(at, leaves.z)[0]
-        parts = (qkv[:key], qkv[key : 2 * key], qkv[2 * key :], z)
-        join = lambda *x: np.concatenate([group(np.asarray(y)) for y in x], 1).reshape(-1, config.hidden_size)  # noqa: E731
-        put(f"{at}.in_proj_qkvz.weight", join(*parts))
+        group = lambda x: np.asarray(x).reshape(config.linear_num_key_heads or 1, -1, config.hidden_size)  # noqa: E731
+        join = lambda *x: np.concatenate([group(y) for y in x], 1).reshape(-1, config.hidden_size)  # noqa: E731
+        put(f"{at}.in_proj_qkvz.weight", join(*(_plain(at, leaf)[0] for leaf in (leaves.qkv, leaves.z))))
         put(f"{at}.in_proj_ba.weight", join(leaves.b.T, leaves.a.T))
-        put(f"{at}.conv1d.weight", np.asarray(leaves.conv).T[:, None])
+        put(f"{at}.conv1d.weight", np.asarray(leaves.conv).T[np.argsort(_by_key_head(config)), None])
         put(f"{at}.A_log", leaves.a_log)
         put(f"{at}.dt_bias", leaves.dt_bias)
         put(f"{at}.norm.weight", leaves.norm)
@@ -199,12 +209,12 @@ def to_tensors(config: QwenConfig, params: QwenParams, fused: bool = True) -> di
             return
         e = leaves.mlp
         put(f"{at}.mlp.gate.weight", np.asarray(e.router).T)
-        gate_up, down = (np.asarray(x).swapaxes(1, 2) for x in (e.gate_up, e.down))
+        gate, up, down = (np.asarray(x).swapaxes(1, 2) for x in (e.gate, e.up, e.down))
         if fused:
-            put(f"{at}.mlp.experts.gate_up_proj", gate_up)
+            put(f"{at}.mlp.experts.gate_up_proj", np.concatenate([gate, up], axis=1))
             put(f"{at}.mlp.experts.down_proj", down)
         else:
-            for i, maps in enumerate(zip(*np.split(gate_up, 2, axis=1), down, strict=True)):
+            for i, maps in enumerate(zip(gate, up, down, strict=True)):
                 for name, x in zip(("gate", "up", "down"), maps, strict=True):
                     put(f"{at}.mlp.experts.{i}.{name}_proj.weight", x)
         if e.shared is not None and e.shared_gate is not None:
@@ -224,6 +234,13 @@ def to_tensors(config: QwenConfig, params: QwenParams, fused: bool = True) -> di
         layer(MTP_LAYER, params.mtp.layer)
         norm("mtp.norm", params.mtp.norm)
     return out
+
+
+def _by_key_head(config: QwenConfig) -> np.ndarray:
+    """Channels that stand as queries, keys and values of all heads, in our order: by key head."""
+    key, heads = config.key_size, config.linear_num_key_heads or 1
+    kinds = np.split(np.arange(config.conv_size), [key, 2 * key])
+    return np.concatenate([x.reshape(heads, -1) for x in kinds], axis=1).reshape(-1)
 
 
 def _plain(name: str, leaf: Linear) -> tuple[Any, Any]:

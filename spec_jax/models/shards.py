@@ -62,6 +62,13 @@ def read(path: Path, name: str) -> np.ndarray:
         return file.get_tensor(name)
 
 
+def read_box(path: Path, name: str, box: tuple[slice, ...]) -> np.ndarray:
+    """A box of one tensor, as stored: slices with a start and a stop for every axis. No more of the file is read."""
+    with _opened(path) as file:
+        entry = file.get_slice(name)
+        return entry[box] if box else entry[:]
+
+
 def _opened(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")

@@ -31,13 +31,3 @@ def test_layers_are_stacked_where_a_scan_costs_no_copy(kind, hybrid, write_direc
     want = [*apart.layers, apart.embedding, apart.norm]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_stacking_can_let_go_of_each_array_it_has_stacked():
-    _, params = kit.small()
-    left, kept = params.layers[-1], layers.stack(params.layers, 2)
-    out = layers.stack(params.layers, 2, consume=True)
-    assert all(x.is_deleted() for layer in params.layers[:2] for x in jax.tree.leaves(layer))
-    for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(kept), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert jax.tree.leaves(out.rest)[0] is jax.tree.leaves(left)[0]
