@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,33 @@ class CostModel:
             cost = np.where(np.asarray(widths) > x[-1], y[-1] + slope * (np.asarray(widths) - x[-1]), cost)
         return jnp.asarray(cost / y[0], jnp.float32)
 
+    @classmethod
+    def from_compiler(cls, name: str, topology: str) -> CostModel:
+        """Seconds of a round of a published model on a TPU topology, read from libtpu's compiled program; no chip ran.
+
+        The table (`pods.json`, written by scripts/aot_pod.py; docs/pods_cost.md says how) gives for each case its mesh,
+        rows, context and drafter too. Seconds are a roofline without latencies: ratios mean more than values.
+
+        Args:
+            name: a model, such as "Qwen3.5-397B-A17B".
+            topology: a slice, such as "v5e:16x16".
+
+        Raises:
+            ValueError: for a pair that the table lacks, listing those it has.
+        """
+        table = compiled_shapes()
+        found = table.get(f"{name} {topology}")
+        if found is None:
+            there = ", ".join(f"({x['name']}, {x['topology']})" for x in table.values())
+            raise ValueError(f"name, topology: got ({name}, {topology}), takes one of {there}")
+        rounds = sorted((int(n), x["seconds"]) for n, x in found["rounds"].items())
+        return cls(tuple(n for n, _ in rounds), tuple(seconds for _, seconds in rounds))
+
 
 CPU = CostModel(nodes=(1, 2, 4, 8, 16, 32), seconds=(1.0, 1.4, 1.45, 1.7, 2.15, 3.3))
 """SmolLM2-135M, float32, batch 1, on two cores (`scripts/bench.py decode` prints this machine's own)."""
+
+
+def compiled_shapes() -> dict[str, dict]:
+    """The table that `CostModel.from_compiler` reads: by "name topology", what was compiled and what each N takes."""
+    return json.loads(Path(__file__).with_name("pods.json").read_text(encoding="utf-8"))["shapes"]
