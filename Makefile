@@ -18,6 +18,8 @@ CHECK_SHAPES ?= 1
 PYTEST := $(BIN)/python -m pytest $(if $(filter 0,$(CHECK_SHAPES)),--jaxtyping-packages=)
 # Tests run in this many processes, each file in one of them; those of kernels in one, since libtpu wants to be alone.
 WORKERS ?= 2
+# They compile much and compute little, so what LLVM's optimisation costs there is more than it saves.
+UNIT_FLAGS := --xla_backend_optimization_level=0
 
 .PHONY: help demo test lint type unit slow clean
 
@@ -43,7 +45,7 @@ type: $(STAMPS)/test
 	$(BIN)/pyright
 
 unit: $(STAMPS)/test
-	$(PYTEST) -n $(WORKERS) --dist loadfile
+	XLA_FLAGS="$(UNIT_FLAGS) $$XLA_FLAGS" $(PYTEST) -n $(WORKERS) --dist loadfile
 
 slow: $(STAMPS)/test $(STAMPS)/aot
 	$(PYTEST) -m slow tests/pallas_kernels
