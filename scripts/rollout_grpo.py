@@ -89,7 +89,8 @@ class _Run:
         widths = tuple(w for w in (1, 4, 8, 16, 32) if w < args.nodes) + (args.nodes,)
         engine = Engine(model.target, self.size, drafter=drafter, controller=Throughput(prior=64.0), widths=widths)
         sizes = sorted({-(-rows // 4), rows})
-        self.drafting = RolloutEngine(engine, model.params, sizes=sizes, toggle=Toggle(), **shared)
+        toggle = None if args.always else Toggle()
+        self.drafting = RolloutEngine(engine, model.params, sizes=sizes, toggle=toggle, **shared)
         plain = Engine(model.target, self.size)
         self.plain = RolloutEngine(plain, model.params, sizes=sizes, **shared) if args.compare else None
         self.optimizer = step.adamw(model.params, weight_decay=0.0)
@@ -112,6 +113,10 @@ class _Run:
         elif self.task.solved and self.args.warm_up:
             self._imitate()
         self.begun = jax.tree.map(jnp.copy, self.state.params) if self.args.tunix else None
+        for engine in (self.drafting, self.plain):
+            if engine is not None:
+                engine.update_params(self.state.params, new=found is None)
+                engine.warm_up(self.prompts[0], self.args.max_new, self.sampling)
 
     def saved(self) -> trainer.RunState:
         """Policy, optimizer and rollout state."""
@@ -149,7 +154,7 @@ class _Run:
         }
 
     def result(self, rows: list[logs.Row]) -> dict[str, Any]:
-        """All steps, and what they come to; times of the first epoch, which compiles, count if there is no other."""
+        """All steps, and what they come to; times of the first epoch count only where there is no other."""
         whole = ("step", "epoch", "tokens")
         rows = [{k: int(v) if k in whole else v for k, v in row.items()} for row in rows]
         epochs = sorted({row["epoch"] for row in rows})
@@ -279,6 +284,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--tunix", action="store_true", help="train the toy in Tunix too, with its rollout and with ours (needs it)"
     )
+    parser.add_argument("--always", action="store_true", help="draft in every round, whether it pays or not")
     parser.add_argument("--no-compare", dest="compare", action="store_false", help="leave out the plain rollouts")
     output.add_arguments(parser)
     args = parser.parse_args()

@@ -86,7 +86,7 @@ class Llama:
 
     config: LlamaConfig
     taps: tuple[int, ...] = ()
-    mesh: Mesh | None = None
+    mesh: Mesh | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def vocab_size(self) -> int:

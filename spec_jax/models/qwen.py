@@ -109,7 +109,7 @@ class Qwen:
     config: QwenConfig
     taps: tuple[int, ...] = ()
     pending_rows: int = 16
-    mesh: Mesh | None = None
+    mesh: Mesh | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def vocab_size(self) -> int:

@@ -181,6 +181,36 @@ class RolloutEngine:
         self.carried.history = schedule.observe(self.carried.history, at, length)
         return rollout
 
+    def warm_up(self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None) -> None:
+        """Compile everything for all sizes, and measure what rounds take if toggle or controller asks.
+
+        Else each program is compiled when a call first needs it, which can be late: a small size, when few rows are
+        left. Nothing is remembered of the prompt, and no key is used up. ValueErrors are those of `generate`.
+        """
+        if self._target_params is None:
+            raise ValueError("target_params: got none since release_params, takes update_params before a call")
+        asked = request(self.engine, prompt, max_new_tokens, 0, sampling or Sampling(temperature=1.0), self.eos)
+        self._take_policy()
+        c = self.carried
+        for size in self.sizes:
+            copy = jax.tree.map(jnp.copy, c.memory)
+            Run(
+                self.engine,
+                self._programs,
+                self.params,
+                Carried(copy, c.history, c.toggle, c.costs, version=c.version),
+                self.sizes,
+                self._prefill_rows,
+                self._toggle,
+                [asked] * size,
+                np.zeros((size, 2), np.uint32),
+                np.zeros(size, np.int32),
+                range(size),
+                max_new_tokens,
+                self._pad,
+                self._column,
+            ).warm_up()
+
     def log_probs(
         self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
     ) -> Float[Array, "b t"]:

@@ -64,6 +64,17 @@ class Run:
         carried.kept = None  # the arrays are given away: should this call fail, the next begins anew
         self.state: EngineState = programs.begin(params(self.size, True), self.size, given)
 
+    def warm_up(self) -> None:
+        """Compile what batches of this size need and measure their rounds; the run itself is of no further use."""
+        self._fill()
+        self._measure()
+        params, done = self.params(self.size, True), np.ones(self.size, bool)
+        state = self.programs.decode(params, self.state, 0, until_running=0)
+        for size in (s for s in self.sizes if s < self.size):
+            self.programs.shrink(params, state, size)
+        at = jnp.full(self.size, -1, jnp.int32)
+        self.programs.settle(state, self.carried.memory, at, jnp.asarray(done), jnp.int32(self.carried.version))
+
     @property
     def waiting(self) -> bool:
         """Whether a row has no slot yet."""
