@@ -146,5 +146,5 @@ def test_medusas_heads_without_maps_of_their_own_use_the_targets(tmp_path):
     np.testing.assert_allclose(got, own.ends.logits(own.blocks[2][0](hidden)), rtol=1e-6)
     with pytest.raises(CheckpointError, match=r"missing tensors: 0.1.weight"):
         medusa_files.from_tensors("here", {k: v for k, v in fields.items() if k != "own_head"}, tensors, *llama())
-    with pytest.raises(CheckpointError, match="own_head is 'no'"):
+    with pytest.raises(CheckpointError, match="own_head"):
         medusa_files.from_tensors("here", fields | {"own_head": "no"}, tensors, *llama())
