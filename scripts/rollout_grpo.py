@@ -43,7 +43,7 @@ from spec_jax.sampling.settings import Sampling  # noqa: E402
 from spec_jax.train import checkpoints, logs, step  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-KEYS = ("model", "seed", "prompts", "batch", "group", "max_new", "temperature", "rate", "warm_up")
+KEYS = ("model", "seed", "prompts", "batch", "group", "max_new", "temperature", "rate", "warm_up", "always")
 
 
 def main() -> None:
@@ -106,7 +106,6 @@ class _Run:
         if found is not None:
             assert isinstance(found, trainer.RunState)
             self.state = step.TrainState(found.step, found.params, found.optimizer)
-            self.drafting.update_params(self.state.params)
             self.drafting.restore(found.rollout)
             if self.plain is not None:
                 self.plain.calls = self.drafting.calls
@@ -115,7 +114,7 @@ class _Run:
         self.begun = jax.tree.map(jnp.copy, self.state.params) if self.args.tunix else None
         for engine in (self.drafting, self.plain):
             if engine is not None:
-                engine.update_params(self.state.params, new=found is None)
+                engine.update_params(self.state.params, new=False)
                 engine.warm_up(self.prompts[0], self.args.max_new, self.sampling)
 
     def saved(self) -> trainer.RunState:

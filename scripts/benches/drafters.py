@@ -52,6 +52,10 @@ def run(args: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--drafters-dir: got {args.drafters_dir}, which is no folder")
     runs.quicken(args)
     targets = args.target or (["small_hybrid"] if args.quick else list(CLASSES))
+    if args.classes and not any(CLASSES[name] for name in targets):
+        raise ValueError(
+            f"--classes: got {', '.join(args.classes)} for {', '.join(targets)}, takes smollm2 as a target"
+        )
     result = {name: _target(name, args) for name in targets}
     for name, found in result.items():
         print(table(name, found))

@@ -228,6 +228,15 @@ def head_logits(
     return apply(output, x).astype(jnp.float32)
 
 
+def hidden_before(
+    config: Any, ends: Ends, features: Float[Array, "b t taps hidden"], anchors: Int[Array, "b a"]
+) -> Float[Array, "b a hidden"]:
+    """The target's normed hidden states that heads read for anchors of whole texts: those one position before."""
+    before = jnp.maximum(anchors - 1, 0)
+    hidden = jnp.take_along_axis(features[:, :, 0], before[:, :, None], axis=1)
+    return ends.final(hidden.astype(ends.norm.dtype), config.final_norm_eps)
+
+
 def text_logits(
     config: MedusaConfig,
     params: MedusaParams,
@@ -240,9 +249,7 @@ def text_logits(
 
     Differentiable. Logits of depth i are for blocks[..., i]; an anchor at position 0 has no hidden state: zeros.
     """
-    before = jnp.maximum(anchors - 1, 0)
-    hidden = jnp.take_along_axis(features[:, :, 0], before[:, :, None], axis=1)
-    hidden = params.ends.final(hidden.astype(params.ends.norm.dtype), config.final_norm_eps)
+    hidden = hidden_before(config, params.ends, features, anchors)
     path = jnp.concatenate([jnp.take_along_axis(tokens, anchors, axis=1)[:, :, None], blocks], axis=2)
     depths = [head_logits(config, params, i, hidden, path) for i in range(blocks.shape[2])]
     return jnp.where((anchors > 0)[:, :, None, None], jnp.stack(depths, axis=2), 0.0)

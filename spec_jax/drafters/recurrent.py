@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.ends import Ends, apply
 from spec_jax.drafters.head_tree import HeadTree
-from spec_jax.drafters.medusa import LastHidden, Residual
+from spec_jax.drafters.medusa import LastHidden, Residual, hidden_before
 from spec_jax.models.config import check_types
 from spec_jax.models.linear import Dense, Linear
 from spec_jax.topology.branching import Branching
@@ -125,9 +125,7 @@ def text_logits(
 
     Differentiable. Logits of depth i are for blocks[..., i]; an anchor at position 0 has no hidden state: zeros.
     """
-    before = jnp.maximum(anchors - 1, 0)
-    hidden = jnp.take_along_axis(features[:, :, 0], before[:, :, None], axis=1)
-    hidden = params.ends.final(hidden.astype(params.ends.norm.dtype), config.final_norm_eps)
+    hidden = hidden_before(config, params.ends, features, anchors)
     s = params.ends.embed(jnp.take_along_axis(tokens, anchors, axis=1)).astype(hidden.dtype)
     found = []
     for i in range(blocks.shape[2]):

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, UInt32
 from spec_jax import noise
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request
+from spec_jax.engine.rows import Requests
 from spec_jax.rollout import compact, memory, schedule
 from spec_jax.rollout.gated import Gate, Gated, IfDrafted
 from spec_jax.rollout.log_probs import recording, teacher_forced
@@ -151,8 +152,7 @@ class RolloutEngine:
             raise ValueError(f"group: got {group!r}, takes an integer of at least 1")
         if not isinstance(until_running, int) or until_running < 0:
             raise ValueError(f"until_running: got {until_running!r}, takes an integer of at least 0")
-        if self._target_params is None:
-            raise ValueError("target_params: got none since release_params, takes update_params before a call")
+        self._check_policy()
         if len(prompts) == 0:
             raise ValueError("prompts: got none, takes at least one")
         sampling = sampling or Sampling(temperature=1.0)
@@ -160,22 +160,7 @@ class RolloutEngine:
         keys = self._row_keys(key, len(prompts) * group)
         self._take_policy()
         places = self._places(prompts)
-        run = Run(
-            self.engine,
-            self._programs,
-            self.params,
-            self.carried,
-            self.sizes,
-            self._prefill_rows,
-            self._toggle,
-            requests,
-            keys,
-            places,
-            self._ordered(places),
-            max_new_tokens,
-            self._pad,
-            self._column,
-        )
+        run = self._run(self.carried, requests, keys, places, self._ordered(places), max_new_tokens)
         rollout = run.until(until_running)
         at, length = jnp.asarray(np.repeat(places, group)), jnp.asarray(rollout.length)
         self.carried.history = schedule.observe(self.carried.history, at, length)
@@ -187,29 +172,14 @@ class RolloutEngine:
         Else each program is compiled when a call first needs it, which can be late: a small size, when few rows are
         left. Nothing is remembered of the prompt, and no key is used up. ValueErrors are those of `generate`.
         """
-        if self._target_params is None:
-            raise ValueError("target_params: got none since release_params, takes update_params before a call")
+        self._check_policy()
         asked = request(self.engine, prompt, max_new_tokens, 0, sampling or Sampling(temperature=1.0), self.eos)
         self._take_policy()
         c = self.carried
         for size in self.sizes:
-            copy = jax.tree.map(jnp.copy, c.memory)
-            Run(
-                self.engine,
-                self._programs,
-                self.params,
-                Carried(copy, c.history, c.toggle, c.costs, version=c.version),
-                self.sizes,
-                self._prefill_rows,
-                self._toggle,
-                [asked] * size,
-                np.zeros((size, 2), np.uint32),
-                np.zeros(size, np.int32),
-                range(size),
-                max_new_tokens,
-                self._pad,
-                self._column,
-            ).warm_up()
+            apart = Carried(jax.tree.map(jnp.copy, c.memory), c.history, c.toggle, c.costs, version=c.version)
+            keys, places = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
+            self._run(apart, [asked] * size, keys, places, range(size), max_new_tokens).warm_up()
 
     def log_probs(
         self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
@@ -245,6 +215,37 @@ class RolloutEngine:
         self._changed = False
         if self._derive is not None:
             self._drafter_params = self._derive(self._target_params)
+
+    def _run(
+        self,
+        carried: Carried,
+        requests: Sequence[Requests],
+        keys: UInt32[np.ndarray, "n 2"],
+        places: Int[np.ndarray, "g"],
+        order: Sequence[int],
+        budget: int,
+    ) -> Run:
+        """A call on this engine's programs and settings."""
+        return Run(
+            self.engine,
+            self._programs,
+            self.params,
+            carried,
+            self.sizes,
+            self._prefill_rows,
+            self._toggle,
+            requests,
+            keys,
+            places,
+            order,
+            budget,
+            self._pad,
+            self._column,
+        )
+
+    def _check_policy(self) -> None:
+        if self._target_params is None:
+            raise ValueError("target_params: got none since release_params, takes update_params before a call")
 
     def _take_policy(self) -> None:
         """What a new policy asks for; not before a call needs it, since an update must not touch arrays."""

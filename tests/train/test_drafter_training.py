@@ -12,7 +12,6 @@ pytest.importorskip("tensorboardX", reason="writes the events")
 
 from safetensors import safe_open  # noqa: E402
 
-from spec_jax.drafters.block.config import FULL, BlockConfig  # noqa: E402
 from spec_jax.drafters.block.heads.ancestor import Ancestor  # noqa: E402
 from spec_jax.drafters.block.heads.head import Plain  # noqa: E402
 from spec_jax.drafters.block.heads.markov import Markov  # noqa: E402
@@ -22,7 +21,6 @@ from spec_jax.drafters.load import load_drafter  # noqa: E402
 from spec_jax.drafters.medusa import MedusaConfig  # noqa: E402
 from spec_jax.engine.decoder import Decoder  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
-from spec_jax.models.config import RopeConfig  # noqa: E402
 from spec_jax.models.load import LoadedTarget  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
 from spec_jax.topology.growth import Growth  # noqa: E402
@@ -44,25 +42,6 @@ WEIGHTS = toy.params()
 STEPS = 160
 MEDUSA = MedusaConfig(toy.V, 16, num_heads=3, final_norm_eps=toy.CONFIG.rms_norm_eps)
 DSPARK = Objective((("ce", 0.1), ("l1", 0.9)), (("decay", (("gamma", 4.0),)),), confidence=1.0)
-
-
-def config(slots="fill_in", block_size=4, **changes):
-    given = dict(
-        vocab_size=toy.V,
-        hidden_size=16,
-        intermediate_size=32,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        block_size=block_size,
-        mask_token=toy.V - 1,
-        taps=(1, 2),
-        layer_types=(FULL,),
-        causal=(False,),
-        slots=slots,
-        rope=RopeConfig(theta=1e4),
-    )
-    return BlockConfig(**(given | changes))
 
 
 def eagle(**changes):
@@ -105,8 +84,8 @@ def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **opt
 @pytest.mark.parametrize(
     ("forward", "objective"),
     [
-        (block.BlockForward(config()), Objective(weights=(("decay", (("gamma", 4.0),)),))),
-        (block.BlockForward(config("shifted", 3), Markov(rank=8)), DSPARK),
+        (block.BlockForward(toy.block_config()), Objective(weights=(("decay", (("gamma", 4.0),)),))),
+        (block.BlockForward(toy.block_config("shifted", 3), Markov(rank=8)), DSPARK),
         (heads.EagleForward(eagle(), 3), Objective(weights=(("powers", (("base", 0.8),)),))),
         (
             heads.MedusaForward(MedusaConfig(toy.V, 16, 3, final_norm_eps=toy.CONFIG.rms_norm_eps), toy.LAYERS),
@@ -138,7 +117,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, texts):
         if row["step"] == 7:
             raise Died
 
-    forward = block.BlockForward(config())
+    forward = block.BlockForward(toy.block_config())
     whole, rows, _ = trained(tmp_path / "whole", texts, forward, Objective(), 12, False)
     with pytest.raises(Died):
         trained(tmp_path / "cut", texts, forward, Objective(), 12, False, report=die, save_every=0.0)
@@ -148,7 +127,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, texts):
 
 
 def test_only_the_drafter_is_trained():
-    forward = block.BlockForward(config(), Plain())
+    forward = block.BlockForward(toy.block_config(), Plain())
     params = forward.init(jax.random.key(0), WEIGHTS)
     whole = lambda target: block.drafter_params(params, target).ends.embedding.sum()  # noqa: E731
     gradient = jax.grad(lambda t: whole(t))(WEIGHTS)
@@ -157,7 +136,7 @@ def test_only_the_drafter_is_trained():
 
 def test_a_reduced_vocabulary_begins_with_the_targets_head():
     kept = np.array([1, 4, 9, 20], np.int32)
-    forward = block.BlockForward(config(draft_vocab_size=4))
+    forward = block.BlockForward(toy.block_config(draft_vocab_size=4))
     params = forward.init(jax.random.key(0), WEIGHTS, kept)
     np.testing.assert_array_equal(params.lm_head.kernel, WEIGHTS.head.kernel[:, kept])
     with pytest.raises(ValueError, match="kept: got None"):
@@ -169,7 +148,7 @@ def test_a_head_that_is_the_targets_is_neither_trained_nor_written(tmp_path):
     small = {"draft_vocab_size": 4, "own_head": False}
     shared = {block.KEPT: jax.numpy.asarray(kept)}
     for name, forward in (
-        ("block", block.BlockForward(config(**small))),
+        ("block", block.BlockForward(toy.block_config(**small))),
         ("eagle", heads.EagleForward(eagle(**small), 3)),
     ):
         params = forward.init(jax.random.key(0), WEIGHTS, kept)
@@ -189,7 +168,7 @@ def test_eagles_first_loss_has_the_hidden_states_in_it(texts):
     params = forward.init(jax.random.key(0), WEIGHTS)
     total, metrics = task.loss(params, toy.batch())
     np.testing.assert_allclose(total, metrics["draft_loss"] + metrics["regression_loss"], rtol=1e-6)
-    plain = dataclasses.replace(task, forward=block.BlockForward(config()), target=toy.target())
+    plain = dataclasses.replace(task, forward=block.BlockForward(toy.block_config()), target=toy.target())
     with pytest.raises(ValueError, match="regression: got"):
         plain.loss(plain.forward.init(jax.random.key(0), WEIGHTS), toy.batch())
 
@@ -197,7 +176,8 @@ def test_eagles_first_loss_has_the_hidden_states_in_it(texts):
 @pytest.mark.parametrize("head", [Selector(rank=4, candidates=2), Ancestor(size=8, heads=2, inner=8, candidates=2)])
 def test_heads_that_score_candidates_alone_train_with_all_tokens(head, texts):
     cut, whole = (
-        block.BlockForward(config(), dataclasses.replace(head, candidates=candidates)) for candidates in (2, None)
+        block.BlockForward(toy.block_config(), dataclasses.replace(head, candidates=candidates))
+        for candidates in (2, None)
     )
     params = cut.init(jax.random.key(1), WEIGHTS)
     batch = Feed(windows(texts, 24, 2, seed=0), WEIGHTS)[0]

@@ -7,29 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.drafters.block.config import FULL, BlockConfig
-from spec_jax.models.config import RopeConfig
 from spec_jax.train.block import BlockForward
 from spec_jax.train.objective import Objective
 from spec_jax.train.task import Task
 from tests.faults.kit import jit
 from tests.train import toy
 
-CONFIG = BlockConfig(
-    vocab_size=toy.V,
-    hidden_size=16,
-    intermediate_size=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    block_size=4,
-    mask_token=toy.V - 1,
-    taps=(1, 2),
-    layer_types=(FULL,),
-    causal=(False,),
-    rope=RopeConfig(theta=1e4),
-    rejected="carryover",
-)
+CONFIG = toy.block_config(rejected="carryover")
 KL = Objective((("ce", 0.5), ("forward_kl", 0.5)))
 
 

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax.drafters.block.config import FULL, BlockConfig
 from spec_jax.models.checkpoint import required_tensors
-from spec_jax.models.config import LlamaConfig
+from spec_jax.models.config import LlamaConfig, RopeConfig
 from spec_jax.models.llama import Llama, from_tensors
 from spec_jax.train.loader import Batch, Texts
 from spec_jax.train.slots import Said
@@ -22,6 +23,25 @@ CONFIG = LlamaConfig(
     head_dim=8,
     max_position_embeddings=256,
 )
+
+
+def block_config(slots="fill_in", block_size=4, **changes):
+    given = dict(
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=32,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        block_size=block_size,
+        mask_token=V - 1,
+        taps=(1, 2),
+        layer_types=(FULL,),
+        causal=(False,),
+        slots=slots,
+        rope=RopeConfig(theta=1e4),
+    )
+    return BlockConfig(**(given | changes))
 
 
 def target(taps=(1, LAYERS)):
