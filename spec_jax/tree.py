@@ -69,6 +69,15 @@ def chain(anchor: Int[Array, ""], tokens: Int[Array, "k"], length: Int[Array, ""
     )
 
 
+def alone(like: Draft, anchor: Int[Array, "b"]) -> Draft:
+    """A batch's draft of the anchors alone, in the form of `like` (shapes will do)."""
+    draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    first = jnp.broadcast_to(jnp.arange(draft.confidence.shape[-1]) == 0, draft.confidence.shape)
+    tokens, parent = jnp.where(first, anchor[:, None], 0), jnp.where(first, -1, 0)
+    confidence = first.astype(draft.confidence.dtype)
+    return dataclasses.replace(draft, tree=Tree(tokens, parent, first), confidence=confidence)
+
+
 def ancestors(parent: Int[Array, "n"]) -> Bool[Array, "n n"]:
     """Row i marks node i and all its ancestors; found by doubling the parent links log2(n) times."""
     n = parent.shape[0]

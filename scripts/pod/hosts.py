@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from spec_jax.models.partition import make_mesh
+from spec_jax.models.placement import make_mesh
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from spec_jax.engine import devices, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.round import decode_round
 from spec_jax.models.load import abstract_params
-from spec_jax.models.partition import make_mesh, param_specs, shardings
+from spec_jax.models.partition import param_specs
+from spec_jax.models.placement import make_mesh, shardings
 from spec_jax.models.qwen import Qwen
 from spec_jax.sampling.constraint import free
 from spec_jax.topology.growth import Growth

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from pallas_kernels import aot
 
 from . import chips, cost, program
@@ -28,7 +30,8 @@ def fill(
     """Compile what the table in `path` lacks, and write it after each round; returns the cases asked for, by key.
 
     measure is `measured`, or what stands in for it. A round is kept if its case's settings and libtpu's version are
-    those of today. Raises ValueError for a file that is no such table.
+    those of today; one that libtpu does not compile is named and left out. Raises ValueError for a file that is no such
+    table.
     """
     table = read(path)
     for case in cases:
@@ -38,7 +41,12 @@ def fill(
             entry = table[case.key] = about | {"rounds": {}}
         for n in nodes:
             if str(n) not in entry["rounds"]:
-                entry["rounds"][str(n)] = measure(case, n)
+                try:
+                    entry["rounds"][str(n)] = measure(case, n)
+                except jax.errors.JaxRuntimeError as error:
+                    why = str(error).splitlines()[0]
+                    print(f"{case.key}, N={n}: left out, libtpu does not compile it: {why}", file=sys.stderr)
+                    continue
                 entry["rounds"] = dict(sorted(entry["rounds"].items(), key=lambda x: int(x[0])))
                 write(path, table)
             print(line(case, n, entry["rounds"][str(n)]), file=sys.stderr, flush=True)

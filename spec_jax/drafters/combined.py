@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.drafter import Committed, Context, Drafter
@@ -14,8 +16,9 @@ from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.pair import Pair, check_nodes
 from spec_jax.drafters.small_model import SmallModel
 from spec_jax.drafters.suffix import Suffix
+from spec_jax.topology.compact import log_chance
 from spec_jax.topology.merge import merge_traced
-from spec_jax.tree import Draft
+from spec_jax.tree import Draft, alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +29,16 @@ class Combined(Pair):
     given the size that is left of it after pruning. Any block drafter, or head on the target's features, will do; it
     goes on learning its weights from what the verdict says of its own nodes. The parameters are the drafter's.
 
+    With `enough` retrieval goes first, and the drafter is run where it found little: the fallback of SuffixDecoding
+    (arXiv 2411.04975). It goes by a whole batch, for a step of the drafter costs the same for one row as for all.
+
     Attributes:
         drafter: the drafter; its drafts must not be drawn ones.
         retrieval: the drafter of retrieved continuations.
         nodes: nodes of the joined draft, the anchor among them.
         keep: whether all of the drafter's nodes stay, and retrieved ones only fill the room that is left.
+        enough: the drafter is left out of a round in which retrieval expects so many accepted tokens (the sum of its
+            nodes' path chances) in every row; None runs it always.
 
     Raises:
         ValueError: for a model as drafter: it commits what it computed for its own nodes, which others' leave out.
@@ -40,6 +48,7 @@ class Combined(Pair):
     retrieval: Drafter = Suffix()
     nodes: int = 32
     keep: bool = False
+    enough: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -47,6 +56,8 @@ class Combined(Pair):
         for name, source in (("drafter", self.drafter), ("retrieval", self.retrieval)):
             if isinstance(source, ModelTree | SmallModel):
                 raise ValueError(f"{name}: got a {type(source).__name__}, takes one that keeps no state of its drafts")
+        if self.enough is not None and self.enough <= 0:
+            raise ValueError(f"enough: got {self.enough}, takes a positive number of tokens or None")
         if self.keep and self.drafter.nodes > self.nodes:
             raise ValueError(f"nodes: got {self.nodes}, takes at least the drafter's {self.drafter.nodes}, which stay")
 
@@ -79,8 +90,15 @@ class Combined(Pair):
 
     def propose(self, params: Any, state: tuple[Any, ...], context: Context) -> tuple[Draft, tuple[Any, ...]]:
         """The joined drafts. Raises ValueError for drawn ones: a tree chosen among them has not their law."""
-        first, one = self.drafter.propose(params, state[0], context)
         second, two = self.retrieval.propose(params, state[1], context)
+        draw = functools.partial(self.drafter.propose, params, state[0], context)
+        if self.enough is None:
+            first, one = draw()
+        else:
+            like = jax.eval_shape(draw)[0]
+            expected = jnp.exp(jax.vmap(log_chance)(second))[:, 1:].sum(axis=1)
+            found = jnp.all(~context.active | (expected >= self.enough))
+            first, one = lax.cond(found, lambda: (alone(like, context.anchor), state[0]), draw)
         for name, draft in (("drafter", first), ("retrieval", second)):
             if draft.law is not None:
                 raise ValueError(f"{name}: got one whose drafts are {draft.proposal}, takes point or coupled ones")

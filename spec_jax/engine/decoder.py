@@ -23,7 +23,7 @@ from spec_jax.engine.requests import request
 from spec_jax.engine.saved import load, save
 from spec_jax.engine.state import Counters, EngineState, Finish
 from spec_jax.engine.text import GrowingText, held_back
-from spec_jax.models import partition
+from spec_jax.models import placement
 from spec_jax.sampling.constraint import Constraint, bank, free
 from spec_jax.sampling.settings import Sampling
 
@@ -109,7 +109,7 @@ class Decoder:
             eos: end-of-sequence ids of every request that names none; None takes the tokenizer's.
             constraints: the constraints that requests may name by index.
             cost: time of a round by width; None measures it when a request first runs, if the controller uses it.
-            mesh: devices to split models and rows over (`partition.make_mesh`); None takes the target's, if it has one.
+            mesh: devices to split models and rows over (`placement.make_mesh`); None takes the target's, if it has one.
                 In a job of many processes each makes the same calls, and all get all results.
 
         Raises:
@@ -117,14 +117,14 @@ class Decoder:
                 anything else that does not fit, naming it.
         """
         if mesh is not None:
-            engine = partition.with_mesh(engine, mesh)
+            engine = placement.with_mesh(engine, mesh)
             if devices.mesh_of(engine) is None:
                 named = type(engine.target).__name__
                 raise ValueError(f"mesh: got one with the target {named}, takes one with a Llama or Qwen")
         if not isinstance(batch, int) or batch < 1:
             raise ValueError(f"batch: got {batch!r}, takes an integer of at least 1")
         self._mesh = devices.mesh_of(engine)
-        if self._mesh is not None and batch % (rows_split := self._mesh.shape[partition.DATA]):
+        if self._mesh is not None and batch % (rows_split := self._mesh.shape[placement.DATA]):
             raise ValueError(f"batch: got {batch} slots, takes a multiple of the mesh's {rows_split} along data")
         vocab = engine.target.vocab_size
         if tokenizer is not None and tokenizer.vocab_size > vocab:

@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.platform import split_by_compiler
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState
-from spec_jax.models import partition
+from spec_jax.models import partition, placement
 from spec_jax.models.llama import Llama, LlamaParams
-from spec_jax.models.partition import AXES
+from spec_jax.models.placement import AXES
 from spec_jax.models.qwen import Qwen, QwenParams
 from spec_jax.tree import Draft
 
@@ -54,7 +54,7 @@ def decided(mesh: Mesh, f: Callable[[Any, Any], Any], batch: Any, shared: Any) -
     The rows are split over as many axes as divide their number. Along the others devices do the same, and the first
     one's result is taken.
     """
-    split = partition.row_axes(mesh, jax.tree.leaves(batch)[0].shape[0], AXES)
+    split = placement.row_axes(mesh, jax.tree.leaves(batch)[0].shape[0], AXES)
     same = tuple(axis for axis in AXES if axis not in split)
 
     def send(x: Array) -> Array:
@@ -62,7 +62,7 @@ def decided(mesh: Mesh, f: Callable[[Any, Any], Any], batch: Any, shared: Any) -
         return lax.all_gather(x, same)[0] if same else x
 
     run = lambda batch, shared: jax.tree.map(send, f(batch, shared))  # noqa: E731
-    takes = (partition.trimmed(split or None), P())
+    takes = (placement.trimmed(split or None), P())
     return jax.shard_map(run, mesh=mesh, in_specs=takes, out_specs=P(), check_vma=False)(batch, shared)
 
 
@@ -86,7 +86,7 @@ def state_specs(engine: Engine, state: EngineState) -> EngineState:
 
 def shardings(engine: Engine, state: EngineState) -> Any:
     """A NamedSharding for every array of the state of an engine on a mesh; shapes will do."""
-    return partition.shardings(partition.mesh_of(engine.target), state_specs(engine, state))
+    return placement.shardings(placement.mesh_of(engine.target), state_specs(engine, state))
 
 
 def settled(engine: Engine, state: EngineState) -> EngineState:
@@ -96,7 +96,7 @@ def settled(engine: Engine, state: EngineState) -> EngineState:
 
 def put(engine: Engine, state: EngineState) -> EngineState:
     """A state from this host's arrays on the engine's devices; the same state without a mesh."""
-    return state if mesh_of(engine) is None else partition.put(state, shardings(engine, state))
+    return state if mesh_of(engine) is None else placement.put(state, shardings(engine, state))
 
 
 def place(engine: Engine, params: EngineParams) -> EngineParams:
@@ -110,17 +110,17 @@ def place(engine: Engine, params: EngineParams) -> EngineParams:
         return params
     target = partition.place(engine.target, params.target)
     known = {id(a): b for a, b in zip(jax.tree.leaves(params.target), jax.tree.leaves(target), strict=True)}
-    owner, whole = _owner(engine.drafter), partition.shardings(mesh, P())
+    owner, whole = _owner(engine.drafter), placement.shardings(mesh, P())
 
     def own(node: Any) -> Any:
         model = isinstance(node, LlamaParams | QwenParams) and owner is not None
         specs = partition.param_specs(owner, node) if model else jax.tree.map(lambda _: P(), node)
-        places = partition.shardings(mesh, specs)
-        here = lambda x, at: known[id(x)] if id(x) in known else partition.put(x, at)  # noqa: E731
+        places = placement.shardings(mesh, specs)
+        here = lambda x, at: known[id(x)] if id(x) in known else placement.put(x, at)  # noqa: E731
         return jax.tree.map(here, node, places)
 
     drafter = jax.tree.map(own, params.drafter, is_leaf=lambda x: isinstance(x, LlamaParams | QwenParams))
-    rest = jax.tree.map(lambda x: partition.put(x, whole), (params.constraint, params.cost))
+    rest = jax.tree.map(lambda x: placement.put(x, whole), (params.constraint, params.cost))
     return EngineParams(target, drafter, *rest)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from spec_jax.control.cost import CostModel
 from spec_jax.engine import devices
@@ -30,8 +31,9 @@ def measure_cost(
 
     Each width is forced by a cost vector that makes all others unattractive, so the controller must weigh cost
     (`Throughput` does) and nothing is compiled for it. A width's cost is what further rounds add to the first one,
-    without the time it takes to enter the program. `state` has to have running rows; it is not changed. Where a
-    mesh spans several processes all get the first one's figures, since they choose a width by them.
+    without the time it takes to enter the program; where a wider pass seems the cheaper one, which is noise, both get
+    their mean. `state` has to have running rows; it is not changed. Where a mesh spans several processes all get the
+    first one's figures, since they choose a width by them.
     """
     endless = dataclasses.replace(
         state.rows,
@@ -57,5 +59,5 @@ def measure_cost(
             long, many = run(i, _LONG)
             more = (long - short) / (many - few) if many > few else 0.0
             seconds[r, i] = more if more > 0 else short / few
-    median = devices.of_first(engine, np.median(seconds, axis=0))
+    median = devices.of_first(engine, isotonic_regression(np.median(seconds, axis=0)).x)
     return CostModel(engine.widths, tuple(float(s) for s in median))

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Int8
+
+from pallas_kernels.platform import platform
+
+T = TypeVar("T")
 
 
 @flax.struct.dataclass
 class Dense:
-    """A dense map x @ kernel + bias.
-
-    The kernel is stored [in, out]: XLA's CPU matrix product for a few rows is up to 1.4 times faster in that layout.
-    """
+    """A dense map x @ kernel + bias, the kernel stored [in, out]."""
 
     kernel: Float[Array, "*l in out"]
     bias: Float[Array, "*l out"] | None = None
@@ -27,12 +31,41 @@ class Dense:
         y = x @ self.kernel
         return y if self.bias is None else y + self.bias
 
+    def columns(self, ids: Int[Array, "*b"]) -> Float[Array, "in *b"]:
+        """The kernel's columns of the given outputs."""
+        return self.kernel[:, ids]
+
+
+@flax.struct.dataclass
+class TransposedDense:
+    """`Dense` with its kernel stored [out, in]: products of a few rows are up to 1.7 times faster so on a CPU."""
+
+    weight: Float[Array, "out in"]
+    bias: Float[Array, "out"] | None = None
+
+    @property
+    def kernel(self) -> Float[Array, "in out"]:
+        """The kernel as a `Dense` has it."""
+        return self.weight.T
+
+    def __call__(self, x: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
+        """Apply the map to rows."""
+        y = _rows_by(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+    def columns(self, ids: Int[Array, "*b"]) -> Float[Array, "in *b"]:
+        """The kernel's columns of the given outputs."""
+        return jnp.moveaxis(self.weight[ids], -1, 0)
+
+
+PLAIN = (Dense, TransposedDense)
+
 
 @flax.struct.dataclass
 class LoRA:
     """A base leaf plus a low-rank update: base(x) + scale * (x @ a) @ b (arXiv 2106.09685, eq. 3)."""
 
-    base: Dense | Int8Dense
+    base: Dense | TransposedDense | Int8Dense
     a: Float[Array, "in rank"]
     b: Float[Array, "rank out"]
     scale: Float[Array, ""]
@@ -83,11 +116,33 @@ class Projection:
 
 
 @flax.struct.dataclass
+class ByHead:
+    """A linear leaf over kernels [heads, in, head_dim] as they are, or over one of several stacked on a first axis."""
+
+    kernel: Float[Array, "..."]
+    part: int | None = flax.struct.field(pytree_node=False, default=None)
+
+    def __call__(self, x: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
+        """Apply the map to rows."""
+        kernel = self.kernel if self.part is None else self.kernel[self.part]
+        return jnp.einsum("ri,nid->rnd", x, kernel.astype(x.dtype)).reshape(x.shape[0], -1)
+
+
+@flax.struct.dataclass
 class RowEmbedding:
     """An embedding stored [vocab, hidden] that reads like one stored [hidden, vocab]: `[:, ids]` and `x @ it`."""
 
     table: Float[Array, "vocab hidden"]
     dtype: Any = flax.struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """That of the embedding it reads like."""
+        return self.table.shape[1], self.table.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The embedding it reads like."""
+        return np.asarray(self.table, dtype).T
 
     def __getitem__(self, index: tuple[slice, Int[Array, "n"]]) -> Float[Array, "hidden n"]:
         """Columns of the given tokens."""
@@ -95,14 +150,19 @@ class RowEmbedding:
 
     def __rmatmul__(self, x: Float[Array, "rows hidden"]) -> Float[Array, "rows vocab"]:
         """The tied head."""
-        return x @ self.table.astype(self.dtype).T
+        return _rows_by(x, self.table.astype(self.dtype))
+
+    @property
+    def map(self) -> TransposedDense:
+        """The tied head as a linear leaf."""
+        return TransposedDense(self.table.astype(self.dtype))
 
 
 @flax.struct.dataclass
 class Summed:
     """A device's rows of a map that is split by its inputs: the parts' outputs are summed over a mesh axis."""
 
-    part: Dense | LoRA | Int8Dense | Projection
+    part: Dense | TransposedDense | LoRA | Int8Dense | Projection
     axis: str = flax.struct.field(pytree_node=False)
 
     def __call__(self, x: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
@@ -116,7 +176,7 @@ class Summed:
 class Picked:
     """`size` outputs of a whole map, those of the head that `share` devices next to each other on an axis work with."""
 
-    whole: Dense | LoRA | Int8Dense | Projection
+    whole: Dense | TransposedDense | LoRA | Int8Dense | Projection
     size: int = flax.struct.field(pytree_node=False)
     share: int = flax.struct.field(pytree_node=False)
     axis: str = flax.struct.field(pytree_node=False)
@@ -154,13 +214,46 @@ class SplitEmbedding:
         return x @ self.part
 
 
-Linear = Dense | LoRA | Int8Dense | Projection | Summed | Picked
+Linear = Dense | TransposedDense | LoRA | Int8Dense | Projection | ByHead | Summed | Picked
 
 if TYPE_CHECKING:
     Embedding = Array
 else:
     Embedding = Float[Array, "hidden vocab"] | RowEmbedding | SplitEmbedding
     """An embedding stored [hidden, vocab], or what reads like one."""
+
+
+def transposed(params: T, swap: Callable[[Any], Any]) -> T:
+    """A model's parameters, layers in a tuple, with the embedding and every dense kernel stored [out, in].
+
+    Args:
+        params: a Llama's or a Qwen's.
+        swap: the transpose of an array of theirs.
+    """
+    dense = lambda x: isinstance(x, Dense)  # noqa: E731
+    one = lambda x: TransposedDense(swap(x.kernel), x.bias) if dense(x) else x  # noqa: E731
+    params = jax.tree.map(one, params, is_leaf=dense)
+    embedding: Any = params.embedding  # type: ignore[attr-defined]
+    return dataclasses.replace(params, embedding=RowEmbedding(swap(embedding), embedding.dtype))  # type: ignore[type-var]
+
+
+def straight(params: T) -> T:
+    """The same parameters with every kernel stored [in, out], as `transposed` found them."""
+    turned = lambda x: isinstance(x, TransposedDense | RowEmbedding)  # noqa: E731
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, TransposedDense):
+            return Dense(leaf.kernel, leaf.bias)
+        return leaf.table.astype(leaf.dtype).T if isinstance(leaf, RowEmbedding) else leaf
+
+    return jax.tree.map(one, params, is_leaf=turned)
+
+
+def _rows_by(x: Float[Array, "rows in"], weight: Float[Array, "out in"]) -> Float[Array, "rows out"]:
+    if x.shape[0] == 1 or platform() != "cpu":
+        return x @ weight.T
+    # The weights stay the left operand, which is what is faster: without the barrier XLA would swap both.
+    return lax.optimization_barrier(lax.dot_general(weight, x, (((1,), (1,)), ((), ())))).T
 
 
 def _without_bias(leaf: Any) -> tuple[Any, Array | None]:
@@ -170,7 +263,7 @@ def _without_bias(leaf: Any) -> tuple[Any, Array | None]:
     return dataclasses.replace(leaf, bias=None), leaf.bias
 
 
-def quantize_int8(dense: Dense) -> Int8Dense:
+def quantize_int8(dense: Dense | TransposedDense) -> Int8Dense:
     """Round a dense leaf to int8 with a symmetric scale per output column; the error is at most half a scale step.
 
     Of stacked layers (a leading axis more) each has scales of its own.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from spec_jax.models import layers, lazy, llama, orbax_weights, partition, qwen_tensors
+from spec_jax.models import layers, lazy, linear, llama, orbax_weights, partition, placement, qwen_tensors
 from spec_jax.models.checkpoint import Checkpoint, CheckpointError, LazyTensor, required_tensors
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.gguf import load_gguf
@@ -38,29 +38,39 @@ class LoadedTarget:
 
 
 def load_target(
-    path: str | Path, dtype: Any = jnp.float32, stacked: bool | None = None, mesh: Mesh | None = None
+    path: str | Path,
+    dtype: Any = jnp.float32,
+    stacked: bool | None = None,
+    mesh: Mesh | None = None,
+    transposed: bool | None = None,
 ) -> LoadedTarget:
     """Load a model: "smollm2", "small_hybrid", a .gguf file (Llama family), or a directory with config and weights.
 
     The small hybrid is a Qwen3-Next of a few million parameters, trained on Python's standard library; its card stands
     beside its weights in spec_jax/models/small_hybrid.
 
-    A directory's family is its config's model_type: llama, mistral, or one of `qwen_config.MODEL_TYPES`. Its weights
-    are safetensors, or what `orbax_weights.save_orbax` wrote.
+    A directory's family is its config's model_type: llama, mistral, gemma3_text, or one of
+    `qwen_config.MODEL_TYPES`. Its weights are safetensors, or what `orbax_weights.save_orbax` wrote.
 
     stacked: layers of a kind in one array each and scanned, so that compile time does not grow with depth, or one after
     another in a tuple, which views (`models.views`) need. None: stacked on every backend but CPU, where a scan copies
     each layer's weights before use; orbax weights as they were saved.
+
+    transposed: embedding and dense kernels stored [out, in], by which a CPU multiplies a few rows faster. None: on CPU,
+    for layers in a tuple and without a mesh.
 
     mesh: split the parameters over its devices (`partition.param_specs`). Each process reads what its own devices hold,
     a device's part of an array at a time, so no host has to hold the model. (A tensor of a .gguf file is read whole.)
 
     Raises:
         CheckpointError: for a path that is neither, or a checkpoint that is damaged or of another family.
+        ValueError: for transposed kernels in stacked layers or on a mesh.
     """
     place = model_path(path)
+    if transposed and (stacked or mesh is not None):
+        raise ValueError("transposed: got True with stacked layers or a mesh, takes it with neither")
     if place.is_dir() and orbax_weights.saved_here(place):
-        return _saved(place, dtype, stacked, mesh)
+        return _saved(place, dtype, stacked, mesh, transposed)
     if place.is_dir():
         checkpoint = load_huggingface(place)
     elif place.is_file():
@@ -69,9 +79,11 @@ def load_target(
         raise CheckpointError(
             f"{path}: no such file or directory; takes {', '.join(_NAMES)}, a .gguf file or a model directory"
         )
-    stack = jax.default_backend() != "cpu" if stacked is None else stacked
+    stack = jax.default_backend() != "cpu" and not transposed if stacked is None else stacked
     target = _target(checkpoint, mesh)
     tree = _lazy(checkpoint.config, checkpoint.tensors, dtype, stack)
+    if _transpose(transposed, stack, mesh):
+        tree = linear.transposed(tree, lazy.transpose)
     if mesh is None:
         return _loaded(target, lazy.whole(tree), checkpoint)
     places = _shardings(mesh, target, lazy.shapes(tree))
@@ -96,7 +108,11 @@ def abstract_params(
     return lazy.shapes(_lazy(config, tensors, dtype, stacked))
 
 
-def _saved(place: Path, dtype: Any, stacked: bool | None, mesh: Mesh | None) -> LoadedTarget:
+def _transpose(asked: bool | None, stacked: bool, mesh: Mesh | None) -> bool:
+    return jax.default_backend() == "cpu" and not stacked and mesh is None if asked is None else asked
+
+
+def _saved(place: Path, dtype: Any, stacked: bool | None, mesh: Mesh | None, transposed: bool | None) -> LoadedTarget:
     checkpoint, found = load_description(place), orbax_weights.fields(place)
     form = isinstance(found.get("layers"), dict)
     if stacked is not None and stacked != form:
@@ -110,7 +126,12 @@ def _saved(place: Path, dtype: Any, stacked: bool | None, mesh: Mesh | None) -> 
     one = SingleDeviceSharding(jax.devices()[0])
     places = jax.tree.map(lambda _: one, like) if mesh is None else _shardings(mesh, target, like)
     put = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)  # noqa: E731
-    return _loaded(target, orbax_weights.restore(place, jax.tree.map(put, like, places)), checkpoint)
+    params = orbax_weights.restore(place, jax.tree.map(put, like, places))
+    if _transpose(transposed, form, mesh):
+        if form:
+            raise ValueError(f"transposed: got True, takes False or None: {place} has its layers stacked")
+        params = linear.transposed(params, jnp.transpose)
+    return _loaded(target, params, checkpoint)
 
 
 def _target(checkpoint: Checkpoint, mesh: Mesh | None) -> Llama | Qwen:
@@ -130,7 +151,7 @@ def _lazy(config: LlamaConfig | QwenConfig, tensors: Mapping[str, Any], dtype: A
 
 
 def _shardings(mesh: Mesh, target: Llama | Qwen, shapes: Any) -> Any:
-    return partition.shardings(mesh, partition.param_specs(target, shapes, mesh))
+    return placement.shardings(mesh, partition.param_specs(target, shapes, mesh))
 
 
 def _loaded(target: Llama | Qwen, params: Any, checkpoint: Checkpoint) -> LoadedTarget:

@@ -15,11 +15,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.platform import split_by_compiler
-from spec_jax.models import partition
+from spec_jax.models import partition, placement
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.experts import Experts, Part
 from spec_jax.models.linear import Picked, SplitEmbedding, Summed
-from spec_jax.models.partition import EXPERT, TENSOR, AnyMesh, Split
+from spec_jax.models.partition import Split
+from spec_jax.models.placement import EXPERT, TENSOR, AnyMesh
 from spec_jax.models.qwen_config import QwenConfig
 
 C = TypeVar("C", LlamaConfig, QwenConfig)
@@ -31,7 +32,7 @@ def call(target: Any, f: Callable[..., Any], params: Any, *args: Any, batch: int
     f gets a device's target (which has no mesh), its parameters and its part of the arguments: arrays whose names
     `state_specs` knows, others with rows first, and scalars. params may be None.
     """
-    mesh, rows = target.mesh, partition.row_axes(target.mesh, batch)
+    mesh, rows = target.mesh, placement.row_axes(target.mesh, batch)
     specs = lambda tree: partition.state_specs(target, tree, batch=batch)  # noqa: E731
     own = local(target)
 
@@ -79,7 +80,7 @@ def whole(target: Any) -> Any:
 def settled(target: Any, state: Any, batch: int | None = None) -> Any:
     """The state where `partition.state_specs` wants it."""
     specs = partition.state_specs(target, state, batch=batch)
-    return lax.with_sharding_constraint(state, partition.shardings(target.mesh, specs))
+    return lax.with_sharding_constraint(state, placement.shardings(target.mesh, specs))
 
 
 def parts(target: Any, params: Any, rows: tuple[str, ...]) -> Any:

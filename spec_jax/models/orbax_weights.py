@@ -11,6 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from spec_jax.models.checkpoint import CheckpointError
+from spec_jax.models.linear import straight
 
 WEIGHTS = "params"
 
@@ -25,13 +26,14 @@ _BESIDE = (
 
 
 def save_orbax(directory: str | Path, params: Any, source: str | Path) -> None:
-    """Write a directory that `load_target` reads: the parameters as they are, on whatever devices, and source's JSON.
+    """Write a directory that `load_target` reads: the parameters, on whatever devices, and source's JSON.
 
     With several processes all of them call this with the same arguments, and the directory is one that they share.
 
     Args:
         directory: made if it is not there.
         params: arrays of a target, per layer or stacked; their devices' parts are written by those who hold them.
+            Transposed kernels are written as ordinary ones.
         source: the Hugging Face directory whose config and tokenizer they go with.
 
     Raises:
@@ -49,7 +51,7 @@ def save_orbax(directory: str | Path, params: Any, source: str | Path) -> None:
             if (source / name).is_file() and not (directory / name).exists():
                 shutil.copyfile(source / name, directory / name)
     with ocp.StandardCheckpointer() as writer:
-        writer.save(directory / WEIGHTS, params)
+        writer.save(directory / WEIGHTS, straight(params))
 
 
 def saved_here(directory: Path) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from spec_jax.models import partition
-from spec_jax.models.partition import DATA
+from spec_jax.models import placement
+from spec_jax.models.placement import DATA
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
@@ -16,12 +16,12 @@ def data_mesh(devices: int | None = None) -> Mesh:
     there = len(jax.devices())
     if devices is not None and not 1 <= devices <= there:
         raise ValueError(f"devices: got {devices}, takes 1 .. {there}")
-    return partition.make_mesh({DATA: there if devices is None else devices})
+    return placement.make_mesh({DATA: there if devices is None else devices})
 
 
 def replicate(tree: Any, mesh: Mesh | None) -> Any:
     """Every array on every device; the same tree without a mesh."""
-    return tree if mesh is None else jax.device_put(tree, partition.shardings(mesh, PartitionSpec()))
+    return tree if mesh is None else jax.device_put(tree, placement.shardings(mesh, PartitionSpec()))
 
 
 def split(tree: Any, mesh: Mesh | None) -> Any:
@@ -31,4 +31,4 @@ def split(tree: Any, mesh: Mesh | None) -> Any:
     for x in jax.tree.leaves(tree):
         if x.shape[0] % mesh.shape[DATA]:
             raise ValueError(f"batch: got {x.shape[0]} rows, takes a multiple of the mesh's {mesh.shape[DATA]} devices")
-    return jax.device_put(tree, partition.shardings(mesh, PartitionSpec(DATA)))
+    return jax.device_put(tree, placement.shardings(mesh, PartitionSpec(DATA)))

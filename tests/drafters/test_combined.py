@@ -56,6 +56,21 @@ def test_a_joined_draft_is_a_tree_of_both_and_knows_whose_nodes_are_whose(texts,
             assert mine == (len(path) if path in theirs else -1), "the lookup's draft is a chain"
 
 
+@given(TEXTS, st.sampled_from([0.53, 1.9]))
+def test_the_drafter_is_left_out_where_retrieval_found_enough_in_every_row(texts, enough):
+    c = kit.context(texts)
+    draft, (_, _, own) = jax.device_get(proposer(Combined(LOOKUP, MATCH, 7, False, enough))(c))
+    always, (_, _, whose) = jax.device_get(proposer(Combined(LOOKUP, MATCH, 7))(c))
+    found = jax.device_get(proposer(MATCH)(c)[0])
+    if all(sum(kit.chances(found, row)) >= enough for row in range(2)):
+        assert (own[:, 0] == 0).all() and (own[:, 1:] == -1).all()
+        for row in range(2):
+            paths = lambda draft, row=row: {path for path, _ in kit.paths(draft, row)}  # noqa: E731
+            assert paths(draft) <= paths(found)
+    else:
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), (draft, own), (always, whose))
+
+
 @dataclasses.dataclass(frozen=True)
 class Listener(Stateless):
     """Drafts as another does, taps the logits, and keeps what it was told last."""
@@ -91,7 +106,7 @@ def test_each_source_is_told_of_its_own_taps_and_nodes():
     assert on_path(whole(7, 8, 9), dataclasses.replace(first, own=None)).tolist() == [[7, -1, 8, 9, -1]]
 
 
-def combined(name, keep=False):
+def combined(name, keep=False, enough=None):
     """(engine, drafter parameters) of a toy drafter with retrieval."""
     if name == "dflash":
         config = toy.config(block_size=4, taps=(0, 1), layer_types=("full_attention",), causal=(False,))
@@ -101,7 +116,7 @@ def combined(name, keep=False):
         config, shape = heads.CONFIGS[name], Choices(likeliest((0.6, 0.2), 6, 3), ranking="coupled")
         drafter, own = heads.drafter(config, shape), heads.params(config)
         target = heads.tapped(config, toy.llama(1)[0])
-    return Engine(target, 20, drafter=Combined(drafter, Suffix(6, 2, 4, 0, 0), 8, keep), prefill_chunk=8), own
+    return Engine(target, 20, drafter=Combined(drafter, Suffix(6, 2, 4, 0, 0), 8, keep, enough), prefill_chunk=8), own
 
 
 @functools.cache
@@ -109,9 +124,11 @@ def plain():
     return np.asarray(toy.decoded(Engine(toy.llama(1)[0], 20, prefill_chunk=8), None, toy.llama(1)[1]).tokens)
 
 
-@pytest.mark.parametrize(("name", "keep"), [("dflash", False), ("medusa", True)])
-def test_text_is_plain_decodings_and_the_drafter_learns(name, keep):
-    engine, own = combined(name, keep)
+@pytest.mark.parametrize(
+    ("name", "keep", "enough"), [("dflash", False, None), ("dflash", False, 0.5), ("medusa", True, None)]
+)
+def test_text_is_plain_decodings_and_the_drafter_learns(name, keep, enough):
+    engine, own = combined(name, keep, enough)
     params, start = toy.start(engine, own, toy.llama(1)[1])
     after = toy.go_on(engine, params, start, 2**30)
     np.testing.assert_array_equal(after.rows.tokens, plain())
@@ -138,6 +155,7 @@ AUDIT = AuditTarget(8)
     [
         (lambda: Combined(LOOKUP, MATCH, 1), "nodes: got 1, takes an integer of at least 2"),
         (lambda: Combined(MATCH, LOOKUP, 7, True), "nodes: got 7, takes at least the drafter's 9"),
+        (lambda: Combined(LOOKUP, enough=0.0), "enough: got 0.0, takes a positive number of tokens or None"),
         (lambda: Combined(ModelTree(AUDIT, Growth(4, 3, 1, 1))), "drafter: got a ModelTree"),
         (lambda: Combined(LOOKUP, SmallModel(AUDIT, 4)), "retrieval: got a SmallModel"),
     ],

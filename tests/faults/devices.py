@@ -1,6 +1,6 @@
 """What the tests of many devices run in processes of their own, whose devices are forced host devices. Prints JSON.
 
-python -m tests.faults.devices CASE ..., under XLA_FLAGS; `two PORT INDEX` is one of two processes.
+python -m tests.faults.devices CASE ..., under XLA_FLAGS; `two PORT INDEX [rolled]` is one of two processes.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -17,24 +18,28 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from spec_jax.audit.replay import replay
+from spec_jax.control.throughput import Throughput
 from spec_jax.drafters import mtp
 from spec_jax.drafters.ngram import NGram
 from spec_jax.drafters.scripted import Script, Scripted
+from spec_jax.drafters.siblings import Siblings
 from spec_jax.engine import devices, loop, rows
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request, stack
 from spec_jax.engine.round import context_of, verify_rows
-from spec_jax.models import experts, llama, on_mesh, partition, qwen
+from spec_jax.models import experts, llama, on_mesh, partition, placement, qwen
 from spec_jax.models.checkpoint import required_tensors
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.experts import Experts, Mlp, Part
 from spec_jax.models.linear import Dense, LoRA
-from spec_jax.models.partition import TENSOR, make_mesh
+from spec_jax.models.placement import TENSOR, make_mesh
 from spec_jax.models.qwen import Qwen
 from spec_jax.models.target import Output
 from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.models.views import int8
+from spec_jax.rollout.engine import RolloutEngine
+from spec_jax.rollout.toggle import Toggle
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
 from spec_jax.tree import Tree
@@ -133,7 +138,7 @@ def verdicts():
     best = jnp.asarray(logits.argmax(-1), jnp.int32)  # greedy rows accept it, so that walks are long
     tree = dataclasses.replace(draft.tree, tokens=draft.tree.tokens.at[:, 1:].set(best[:, :3]))
     draft, mesh, sound = dataclasses.replace(draft, tree=tree), make_mesh(MESH), devices.decided
-    split = jax.device_put(logits, partition.shardings(mesh, P(("data",), None, TENSOR)))
+    split = jax.device_put(logits, placement.shardings(mesh, P(("data",), None, TENSOR)))
 
     def own_logits(mesh, f, batch, shared):
         """Each device decides on its part of the vocabulary."""
@@ -147,7 +152,7 @@ def verdicts():
 
     def own_key(mesh, f, batch, shared):
         """Each device draws with a key of its own, as an unseeded sampler would."""
-        place = lambda: 1 + lax.axis_index(partition.AXES).astype(jnp.uint32)  # noqa: E731
+        place = lambda: 1 + lax.axis_index(placement.AXES).astype(jnp.uint32)  # noqa: E731
         alone = lambda batch, shared: f((batch[0] ^ place(), *batch[1:]), shared)  # noqa: E731
         return jax.shard_map(alone, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(batch, shared)
 
@@ -283,11 +288,43 @@ def refused():
     return said
 
 
-def two(port, index):
+def rolled(mesh, toggle=None):
+    """Rollouts by a policy that changes once: tokens by call, what was chosen, costs, and what this process measured.
+
+    With a toggle the clock runs as it likes, by another law in every process.
+    """
+    target, params = attention(ties=False)
+    engine = Engine(target, drafter=Siblings(4, memory=64), controller=Throughput(), widths=(1, 4), **ROOM)
+    if mesh is not None:
+        engine = placement.with_mesh(engine, mesh)
+        params = partition.place(engine.target, params)
+    own, rng, now = [], np.random.default_rng(jax.process_index()), [0.0]
+
+    def clock():
+        now[0] += rng.exponential()
+        return now[0]
+
+    of_first = devices.of_first
+    if toggle is not None:
+        time.perf_counter = clock
+        devices.of_first = lambda engine, value: own.append(np.ravel(value).tolist()) or of_first(engine, value)
+    options = {"sizes": (2, 4), "prefill_rows": 2, "prompts": 3, "key": 7, "toggle": toggle}
+    rollouts, texts, chosen = RolloutEngine(engine, params, **options), [], []
+    for call in range(3):
+        rollout = rollouts.generate(prompts(5, 2 + call), BUDGET, group=2)
+        texts += [t[m].tolist() for t, m in zip(rollout.tokens, rollout.mask, strict=True)]
+        chosen += [[s.size, s.drafting, s.rounds, s.tokens] for s in rollout.segments]
+        rollouts.update_params(params)
+    costs = [[size, c.plain, *c.speculative.seconds] for size, c in rollouts.carried.costs.items()]
+    return {"texts": texts, "chosen": chosen, "costs": costs, "own": own}
+
+
+def two(port, index, case="served"):
     """One process of two, on a mesh over both."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", 2, int(index))
-    return served(make_mesh({"data": 2, "tensor": 2}))
+    mesh = make_mesh({"data": 2, "tensor": 2})
+    return served(mesh) if case == "served" else rolled(mesh, Toggle(probe=2, every=4, loss=1.0))
 
 
 CASES = {
@@ -299,6 +336,7 @@ CASES = {
     "mixes": mixes,
     "refused": refused,
     "alone": lambda: served(None),
+    "rolled": lambda: rolled(None),
 }
 
 if __name__ == "__main__":

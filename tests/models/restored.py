@@ -6,14 +6,14 @@ from pathlib import Path
 
 import jax
 
-from spec_jax.models import orbax_weights, partition
+from spec_jax.models import orbax_weights, placement
 from spec_jax.models.load import load_target
 from tests.models.streamed import equal
 
 
 def main(models: Path, saved: Path, again: Path) -> None:
     assert len(jax.devices()) == 4
-    mesh, report = partition.make_mesh({"tensor": 2, "expert": 2}), {}
+    mesh, report = placement.make_mesh({"tensor": 2, "expert": 2}), {}
     for path in sorted(saved.iterdir()):
         name, stacked = path.name.rsplit("-", 1)
         got = load_target(path, mesh=mesh)

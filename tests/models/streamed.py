@@ -8,14 +8,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from spec_jax.models import lazy, orbax_weights, partition, shards
+from spec_jax.models import lazy, orbax_weights, partition, placement, shards
 from spec_jax.models.load import load_target
 
 MESH = {"data": 2, "tensor": 2, "expert": 2}
 
 
 def main(models: Path, saved: Path) -> None:
-    mesh = partition.make_mesh(MESH)
+    mesh = placement.make_mesh(MESH)
     report = {}
     for path in sorted(models.iterdir()):
         for stacked in {"llama": (False, True), "apart": (False,)}.get(path.name, (True,)):
@@ -24,9 +24,9 @@ def main(models: Path, saved: Path) -> None:
             streamed = load_target(path, stacked=stacked, mesh=mesh)
             lazy.BLOCK_BYTES = usual
             reads.stop(), shard.stop()
-            apart = load_target(path, stacked=stacked)
+            apart = load_target(path, stacked=stacked, transposed=False)
             want = jax.tree.leaves(apart.params)
-            places = partition.shardings(mesh, partition.param_specs(apart.target, apart.params, mesh))
+            places = placement.shardings(mesh, partition.param_specs(apart.target, apart.params, mesh))
             sizes = [part_sizes(x, place) for x, place in zip(want, jax.tree.leaves(places), strict=True)]
             report[f"{path.name}, stacked {stacked}"] = {
                 "equal": equal(streamed.params, apart.params, places),

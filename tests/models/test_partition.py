@@ -10,11 +10,12 @@ import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from spec_jax.models import delta_mixer, on_mesh, partition, qwen_tensors
+from spec_jax.models import delta_mixer, on_mesh, partition, placement, qwen_tensors
 from spec_jax.models.layers import Periods
-from spec_jax.models.linear import Dense, LoRA, Projection, RowEmbedding
+from spec_jax.models.linear import Dense, LoRA, Projection, RowEmbedding, transposed
 from spec_jax.models.llama import Llama
-from spec_jax.models.partition import make_mesh, param_specs, state_specs
+from spec_jax.models.partition import param_specs, state_specs
+from spec_jax.models.placement import make_mesh
 from spec_jax.models.qwen import stack_layers
 from spec_jax.models.qwen_config import ATTENTION, DELTA
 from spec_jax.models.views import int8
@@ -26,7 +27,7 @@ BIG = {"num_heads": 32, "num_kv_heads": 2, "linear_num_key_heads": 16, "linear_n
 
 
 def mesh(data=1, expert=1, tensor=1):
-    return AbstractMesh((data, expert, tensor), partition.AXES)
+    return AbstractMesh((data, expert, tensor), placement.AXES)
 
 
 @functools.cache
@@ -94,6 +95,8 @@ def test_leaves_of_every_kind():
     assert (specs.o.kernel, specs.o.a, specs.o.b) == (rows, rows, P())
     eight = param_specs(target, int8(params), on).layers[0]
     assert eight.up.scale == eight.down.kernel == rows and eight.down.scale == P()
+    turned = param_specs(target, transposed(params, jnp.transpose), on).layers[0]
+    assert turned.up.weight == rows and turned.down.weight == columns
 
 
 def test_vocabularies_that_an_axis_does_not_divide_stay_whole():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from pallas_kernels import aot
@@ -281,8 +282,14 @@ def test_a_table_is_taken_up_where_it_ended(tmp_path, monkeypatch, capsys):
     schema.validate(table.summary(found), schema.load("pods", Path(table.__file__).parent))
     assert "Qwen3-8B v5e:2x2, 16 rows, N=8: HBM 1.50 GiB a chip, 250.000 ms" in capsys.readouterr().err
 
-    table.fill(path, [dataclasses.replace(case, batch=2)], (1,), measure)
-    assert asked == [1, 2, 8, 1]
+    def refused(case, n):
+        if n == 2:
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\nmore")
+        return measure(case, n)
+
+    table.fill(path, [dataclasses.replace(case, batch=2)], (1, 2), refused)
+    assert "N=2: left out, libtpu does not compile it: INTERNAL: RET_CHECK failure\n" in capsys.readouterr().err
+    assert asked == [1, 2, 8, 1] and list(table.read(path)[case.key]["rounds"]) == ["1"]
     monkeypatch.setattr(table, "libtpu", lambda: "2.0")
     table.fill(path, [dataclasses.replace(case, batch=2)], (1,), measure)
     assert asked == [1, 2, 8, 1, 1]

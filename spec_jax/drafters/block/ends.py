@@ -8,7 +8,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.linear import PLAIN, Dense, Embedding, Linear, RowEmbedding, TransposedDense
 from spec_jax.models.norms import rms_norm
 
 
@@ -16,14 +16,16 @@ from spec_jax.models.norms import rms_norm
 class Ends:
     """The embedding [hidden, vocab], the final norm, and the head; None where the embedding is the head as well."""
 
-    embedding: Float[Array, "hidden vocab"]
+    embedding: Embedding
     norm: Float[Array, "hidden"]
     head: Linear | None = None
 
     @property
     def output(self) -> Linear:
         """The map to logits: the head, or the embedding where that is the head as well."""
-        return Dense(self.embedding) if self.head is None else self.head
+        if self.head is not None:
+            return self.head
+        return self.embedding.map if isinstance(self.embedding, RowEmbedding) else Dense(self.embedding)
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b hidden"]:
         """The tokens' embeddings."""
@@ -36,19 +38,19 @@ class Ends:
     def some_logits(self, x: Float[Array, "b k hidden"], ids: Int[Array, "b m"]) -> Float[Array, "b k m"]:
         """Logits of some tokens of each row alone, in float32."""
         head = self.output
-        if not isinstance(head, Dense):  # other leaves can't be read in part
+        if not isinstance(head, PLAIN):  # other leaves can't be read in part
             return jnp.take_along_axis(self.logits(x), ids[:, None], axis=-1)
-        y = jnp.einsum("bkh,hbm->bkm", x, head.kernel[:, ids])
+        y = jnp.einsum("bkh,hbm->bkm", x, head.columns(ids))
         return (y if head.bias is None else y + head.bias[ids][:, None]).astype(jnp.float32)
 
-    def columns(self, kept: Int[Array, "n"] | None = None) -> Dense:
+    def columns(self, kept: Int[Array, "n"] | None = None) -> Dense | TransposedDense:
         """The head's columns for some tokens, in their order (None: all). ValueError for a head that can't be cut."""
         head = self.output
-        if not isinstance(head, Dense):
+        if not isinstance(head, PLAIN):
             raise ValueError(f"ends: got a head that is a {type(head).__name__}, takes a dense one")
         if kept is None:
             return head
-        return Dense(head.kernel[:, kept], None if head.bias is None else head.bias[kept])
+        return Dense(head.columns(kept), None if head.bias is None else head.bias[kept])
 
     def drafted(self, own: Linear | None, kept: Int[Array, "n"] | None) -> Linear | None:
         """A drafter's map to logits: its own, or else the columns of a reduced vocabulary (None: `output` as it is)."""

@@ -18,7 +18,7 @@ from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.drafters.files import check_names, kept_tokens, renamed, write_directory
 from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
-from spec_jax.models.linear import Dense
+from spec_jax.models.linear import PLAIN, Dense
 
 
 def is_block(fields: Mapping[str, Any]) -> bool:
@@ -152,6 +152,6 @@ def _copies(ends: Ends) -> dict[str, np.ndarray]:
 
 
 def _kernel(linear: Any) -> np.ndarray:
-    if not isinstance(linear, Dense) or linear.bias is not None:
+    if not isinstance(linear, PLAIN) or linear.bias is not None:
         raise ValueError(f"lm_head: got {type(linear).__name__} or a bias, takes a dense head without one")
     return np.asarray(linear.kernel)

@@ -19,7 +19,7 @@ from spec_jax.drafters.eagle.network import EagleParams, init_network
 from spec_jax.drafters.files import check_names, kept_tokens, write_directory
 from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
 from spec_jax.models.checkpoint import CheckpointError
-from spec_jax.models.linear import Dense
+from spec_jax.models.linear import PLAIN, Dense
 
 _LAYER = {
     "input_norm": "input_layernorm.weight",
@@ -79,7 +79,7 @@ def to_tensors(config: EagleConfig, params: EagleParams) -> dict[str, np.ndarray
     out = to_file(params.network, functools.partial(_name, config, middle="layers.0."))
     out |= {MASK: out[MASK][None, None]} if MASK in out else {}
     if config.own_head and params.lm_head is not None:
-        if not isinstance(params.lm_head, Dense) or params.lm_head.bias is not None:
+        if not isinstance(params.lm_head, PLAIN) or params.lm_head.bias is not None:
             raise ValueError(f"lm_head: got a {type(params.lm_head).__name__} or a bias, takes a dense one without")
         out["lm_head.weight"] = np.asarray(params.lm_head.kernel).T
     if params.kept is not None:
