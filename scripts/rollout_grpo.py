@@ -7,7 +7,9 @@
     rollout_grpo.py --plot curves.png --json result.json
 
 Every step prints reward, rollout seconds of both sides, tokens per target pass, and whether the toggle let it draft;
-the last line is one of JSON (grpo/grpo.schema.json). The run (checkpoints, log.jsonl) is in --run.
+then come both sides' reward curves compared and the toggle's choices, and as the last line one of JSON
+(grpo/grpo.schema.json). The run (checkpoints, log.jsonl) is in --run. With --tunix, where google-tunix is installed,
+Tunix trains the toy too, from the same parameters, with its vanilla rollout and with ours.
 """
 
 from __future__ import annotations
@@ -64,7 +66,11 @@ def main() -> None:
                 log.write(int(row["step"]), row)
                 kept.save(run.saved())
                 print(_line(row), flush=True)
-    result = run.result(logs.read(args.run)) | {"tunix": run.tunix() if args.tunix else None}
+    result = run.result(logs.read(args.run))
+    print(_summary(result), flush=True)
+    result["tunix"] = run.tunix() if args.tunix else None
+    if result["tunix"] is not None:
+        print(_beside(result["tunix"]), flush=True)
     output.finish(result, schema.load("grpo", Path(__file__).parent / "grpo"), args, _plot)
 
 
@@ -115,7 +121,7 @@ class _Run:
         for engine in (self.drafting, self.plain):
             if engine is not None:
                 engine.update_params(self.state.params, new=False)
-                engine.warm_up(self.prompts[0], self.args.max_new, self.sampling)
+                engine.warm_up(self.prompts[0], self.args.max_new, self.sampling, self.args.batch, self.args.group)
 
     def saved(self) -> trainer.RunState:
         """Policy, optimizer and rollout state."""
@@ -127,13 +133,15 @@ class _Run:
         batches = -(-len(self.prompts) // args.batch)
         some = [(at % batches * args.batch + i) % len(self.prompts) for i in range(args.batch)]
         prompts = [self.prompts[i] for i in some]
-        rollout, seconds = self._roll(self.drafting, prompts)
+        sides = [e for e in (self.drafting, self.plain) if e is not None]
+        found = {id(e): self._roll(e, prompts) for e in (sides if at % 2 else sides[::-1])}  # in turns the first
+        rollout, seconds = found[id(self.drafting)]
         row: dict[str, float] = {"step": at + 1, "epoch": at // batches + 1}
         if self.plain is not None:
-            other, row["plain_seconds"] = self._roll(self.plain, prompts)
+            other, row["plain_seconds"] = found[id(self.plain)]
             self._check(prompts, rollout, other)
-        texts = [self.model.decode(t[m]) for t, m in zip(rollout.tokens, rollout.mask, strict=True)]
-        rewards = np.array([self.task.reward(some[i // args.group], text) for i, text in enumerate(texts)])
+            row["plain_reward"] = float(self._rewards(some, other).mean())
+        rewards = self._rewards(some, rollout)
         better = trainer.advantages(rewards, args.group)
         repeated = [p for p in prompts for _ in range(args.group)]
         given = (rollout.tokens, rollout.mask, rollout.log_probs, better)
@@ -153,18 +161,13 @@ class _Run:
         }
 
     def result(self, rows: list[logs.Row]) -> dict[str, Any]:
-        """All steps, and what they come to; times of the first epoch count only where there is no other."""
+        """All steps, and what they come to."""
         whole = ("step", "epoch", "tokens")
         rows = [{k: int(v) if k in whole else v for k, v in row.items()} for row in rows]
-        epochs = sorted({row["epoch"] for row in rows})
-        of = lambda e: [row for row in rows if row["epoch"] == e]  # noqa: E731
-        later = [row for row in rows if row["epoch"] > 1] or rows
-        ratios = {
-            e: sum(r["plain_seconds"] for r in of(e)) / sum(r["seconds"] for r in of(e))
-            for e in sorted({row["epoch"] for row in later})
-            if all("plain_seconds" in r for r in of(e))
-        }
-        paired = [row["plain_seconds"] / row["seconds"] for row in later if "plain_seconds" in row]
+        epochs = [_epoch([r for r in rows if r["epoch"] == e]) for e in sorted({row["epoch"] for row in rows})]
+        ratios = [e["ratio"] for e in epochs if e["ratio"] is not None]
+        apart = [abs(row["reward"] - row["plain_reward"]) for row in rows if "plain_reward" in row]
+        paired = [row["plain_seconds"] / row["seconds"] for row in rows if "plain_seconds" in row]
         state = self.drafting.carried.toggle
         gains = [] if state is None else np.asarray(state.gain).tolist()
         args = self.args
@@ -176,9 +179,10 @@ class _Run:
             "max_new_tokens": args.max_new,
             "steps": rows,
             "replay": self.checked if self.plain is not None else None,
+            "reward_apart": max(apart, default=None),
             "speedup": statistics.median(paired) if paired else None,
-            "slowest_epoch": min(ratios.values()) if ratios else None,
-            "acceptance_length": [statistics.mean(r["acceptance_length"] for r in of(e)) for e in epochs],
+            "slowest_epoch": min(ratios) if ratios else None,
+            "epochs": epochs,
             "toggle": [{"size": s, "gain": g} for s, g in zip(self.drafting.sizes, gains, strict=False)],
         }
 
@@ -198,6 +202,10 @@ class _Run:
         begin = time.perf_counter()
         rollout = engine.generate(prompts, self.args.max_new, group=self.args.group, sampling=self.sampling)
         return rollout, time.perf_counter() - begin
+
+    def _rewards(self, some: list[int], rollout: Rollout) -> np.ndarray:
+        texts = [self.model.decode(t[m]) for t, m in zip(rollout.tokens, rollout.mask, strict=True)]
+        return np.array([self.task.reward(some[i // self.args.group], text) for i, text in enumerate(texts)])
 
     def _check(self, prompts: list[list[int]], one: Rollout, other: Rollout) -> None:
         """Both sides' tokens, row by row; where they differ, each is scored anew."""
@@ -237,6 +245,17 @@ class _Run:
         self.state = step.init(state.params, self.optimizer)
 
 
+def _epoch(rows: list[logs.Row]) -> dict[str, Any]:
+    """An epoch's figures; ratio is plain seconds over seconds, both summed."""
+    timed = all("plain_seconds" in r for r in rows)
+    return {
+        "epoch": rows[0]["epoch"],
+        "acceptance_length": statistics.mean(r["acceptance_length"] for r in rows),
+        "drafting": statistics.mean(r["drafting"] for r in rows),
+        "ratio": sum(r["plain_seconds"] for r in rows) / sum(r["seconds"] for r in rows) if timed else None,
+    }
+
+
 def _line(row: dict[str, float]) -> str:
     plain = f" (plain {row['plain_seconds']:.2f} s)" if "plain_seconds" in row else ""
     return (
@@ -246,10 +265,50 @@ def _line(row: dict[str, float]) -> str:
     )
 
 
+def _summary(result: dict[str, Any]) -> str:
+    """Both sides' reward curves, times by epoch, and the toggle's choices."""
+    lines, apart, checked = [], result["reward_apart"], result["replay"]
+    if apart is not None:
+        same = "equal" if apart == 0 else f"up to {apart:.3g} apart"
+        lines.append(
+            f"reward curves with and without drafts: {same} over {len(result['steps'])} steps; rows of this call: "
+            f"{checked['equal_rows']} of {checked['rows']} equal, {checked['near_tie']} near ties, "
+            f"{checked['different']} different"
+        )
+    for row in result["epochs"]:
+        times = f", {row['ratio']:.3f} times as fast as plain" if row["ratio"] is not None else ""
+        drafting = f"drafting in {row['drafting']:.0%} of rounds"
+        lines.append(f"epoch {row['epoch']}: {row['acceptance_length']:.2f} tokens a pass, {drafting}{times}")
+    for row in result["toggle"]:
+        brought = f"a round with drafts brought {row['gain']:.2f} times a plain one's tokens for its time"
+        lines.append(f"batches of {row['size']}: {brought if row['gain'] else 'drafts not tried yet'}")
+    return "\n".join(lines)
+
+
+def _beside(tunix: dict[str, Any]) -> str:
+    """What Tunix's vanilla rollout and ours have in common."""
+    law = tunix["law"]
+    lines = [f"law of {law['samples']} samples of {law['prompts']} prompts: {'equal' if law['equal'] else 'different'}"]
+    for name, f in law["figures"].items():
+        means = f"vanilla {f['first']:.4g}, ours {f['second']:.4g}"
+        lines.append(f"  {name}: {means}, apart {f['difference']:.2g} +- {f['half_width']:.2g}, p {f['p_value']:.3f}")
+    lines.append(f"  texts: p {law['texts_p_value']:.3f}")
+    apart = tunix["reward_difference"]
+    lines.append(f"reward curves: ours less vanilla's {apart['mean']:.3g} +- {apart['half_width']:.2g}")
+    for name in ("vanilla", "ours"):
+        own = tunix[name]
+        rate = sum(own["tokens"][1:]) / sum(own["seconds"][1:]) if len(own["tokens"]) > 1 else 0.0
+        lines.append(
+            f"  {name}: reward {own['reward'][0]:.3f} to {own['reward'][-1]:.3f}, {rate:.0f} tokens a second behind "
+            f"the first step, ratios up to {max(own['off_policy']):.1e} from one"
+        )
+    return "\n".join(lines)
+
+
 def _plot(result: dict[str, Any], figure: Any) -> None:
     axes = figure.subplots(3, 1, sharex=True)
     rows = result["steps"]
-    names = (("reward",), ("seconds", "plain_seconds"), ("acceptance_length",))
+    names = (("reward", "plain_reward"), ("seconds", "plain_seconds"), ("acceptance_length",))
     for part, group in zip(axes, names, strict=True):
         for name in group:
             found = [(row["step"], row[name]) for row in rows if name in row]
@@ -257,6 +316,11 @@ def _plot(result: dict[str, Any], figure: Any) -> None:
                 part.plot(*zip(*found, strict=True), ".-", label=name.replace("_", " "))
         part.legend()
         part.grid(alpha=0.3)
+    tunix = result["tunix"] or {}
+    for name in [side for side in ("vanilla", "ours") if side in tunix]:
+        own = tunix[name]["reward"]
+        axes[0].plot(range(1, len(own) + 1), own, ".--", label=f"in Tunix, {name}")
+    axes[0].legend()
     axes[-1].set_xlabel("step")
     axes[0].set_title(f"GRPO rollouts, {result['model']}, temperature {result['temperature']}")
 

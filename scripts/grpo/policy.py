@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from spec_jax.models.config import RopeConfig
 from spec_jax.models.llama import Llama, LlamaParams
 from spec_jax.models.load import load_target
 from spec_jax.models.qwen import Qwen, QwenParams
@@ -53,6 +54,7 @@ def load(name: str, seed: int) -> Policy:
         pad = model.eos_token_ids[0] if model.eos_token_ids else 0
         return Policy(model.target, model.params, model.eos_token_ids, pad, model.tokenizer)
     sizes: dict[str, Any] = {"vocab_size": END + 2, "hidden_size": 96, "intermediate_size": 192, "head_dim": 24}
+    sizes |= {"rope": RopeConfig(theta=1_000_000)}  # Tunix 0.1.7's Qwen 3 knows no other
     config = QwenConfig(layer_types=(ATTENTION,) * 3, sparse=(False,) * 3, num_heads=4, num_kv_heads=2, **sizes)
     return Policy(Qwen(config), init_params(config, jax.random.key(seed), scale=None), (END,), END + 1)
 

@@ -41,15 +41,15 @@ def worked_sums(count: int, seed: int) -> Task:
 
 
 def chat_sums(count: int, seed: int) -> Task:
-    """Sums in words for a chat model. The reward is whether the last number of its answer is the sum."""
+    """Sums of two digits, for a chat model. The reward is whether the last number of its answer is the sum."""
     rng = np.random.default_rng(seed)
-    pairs = [(int(a), int(b)) for a, b in rng.integers(10, 100, (count, 2))]
+    pairs = [(int(a), int(b)) for a, b in rng.integers(1, 10, (count, 2))]
 
     def reward(i: int, response: str) -> float:
         numbers = re.findall(r"\d+", response)
         return float(bool(numbers) and int(numbers[-1]) == sum(pairs[i]))
 
-    ask = "Add {} and {}. Write the sum as a number, then say it again in a short sentence."
+    ask = "What is {} + {}? Answer in one short sentence."
     return Task(tuple(ask.format(a, b) for a, b in pairs), reward)
 
 

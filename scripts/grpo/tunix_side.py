@@ -1,6 +1,7 @@
-"""The same task trained by Tunix's GRPO learner: with its vanilla rollout, and with ours in its place.
+"""The same task in Tunix: with its vanilla rollout, and with ours in its place.
 
-Their keys differ, so their texts do: rewards are compared as curves, and rollout times over the tokens they gave.
+Their keys differ, so their texts do. Under one set of parameters many samples of both are compared in law; then
+Tunix's GRPO learner trains with each, and their rewards are compared as curves.
 """
 
 # pyright: reportMissingImports=false
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,87 +23,15 @@ from flax import nnx
 from spec_jax.models.qwen import QwenParams
 from spec_jax.models.qwen_config import QwenConfig
 
-from .policy import END, LETTERS
+from . import two_samples
 from .tasks import Task
+from .tunix_model import Letters, model_of
 
-
-class Letters:
-    """The toy's tokenizer, as Tunix asks for one; it has no beginning-of-sequence token."""
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        """A token per letter."""
-        return [LETTERS.index(c) for c in text]
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        """The letters of tokens; those that are none are left out."""
-        return "".join(LETTERS[i] for i in ids if i < END)
-
-    def bos_id(self) -> int:
-        """None."""
-        return 0
-
-    def eos_id(self) -> int:
-        """The end."""
-        return END
-
-    def pad_id(self) -> int:
-        """Behind the end."""
-        return END + 1
-
-
-def model_of(config: QwenConfig, params: QwenParams) -> Any:
-    """Tunix's Qwen 3 with copies of the parameters."""
-    from tunix.models.qwen3 import model as qwen3
-
-    sizes = {
-        "num_layers": config.num_layers,
-        "vocab_size": config.vocab_size,
-        "embed_dim": config.hidden_size,
-        "hidden_dim": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
-        "num_kv_heads": config.num_kv_heads,
-        "rope_theta": int(config.rope.theta),
-        "norm_eps": config.rms_norm_eps,
-    }
-    model = qwen3.Qwen3(qwen3.ModelConfig(**sizes), rngs=nnx.Rngs(0))
-    tree: Any = params
-    layers = {}
-    for i, layer in enumerate(tree.layers):
-        a, m = layer.mixer, layer.mlp
-        maps = {f"{n}_proj": {"w": getattr(a, n).kernel} for n in "qkvo"}
-        layers[i] = {
-            "input_layernorm": {"w": layer.mixer_norm},
-            "post_attention_layernorm": {"w": layer.mlp_norm},
-            "attn": maps | {"q_norm": {"w": a.q_norm}, "k_norm": {"w": a.k_norm}},
-            "mlp": {f"{n}_proj": {"kernel": getattr(m, n).kernel} for n in ("gate", "up", "down")},
-        }
-    new = {
-        "embedder": {"input_embedding": tree.embedding.T},
-        "layers": layers,
-        "final_norm": {"w": tree.norm},
-        "lm_head": {"w": tree.head.kernel},
-    }
-    state = nnx.state(model, nnx.Param)
-    old = nnx.to_pure_dict(state)
-    nnx.replace_by_pure_dict(state, jax.tree.map(lambda x, y: jnp.array(y.reshape(x.shape)), old, new))
-    nnx.update(model, state)
-    return model
+SIDES = ("vanilla", "ours")
+Make = Callable[[], Any]
 
 
 def compare(
-    config: QwenConfig, params: QwenParams, task: Task, batch: int, group: int, max_new: int, steps: int, rate: float
-) -> dict[str, Any]:
-    """Rewards, tokens and rollout seconds by step, of both rollout engines."""
-    from spec_jax.rollout.tunix import SpecRollout
-
-    ours = functools.partial(SpecRollout, key=0)
-    given = (config, params, task, batch, group, max_new, steps, rate)
-    return {name: _train(engine, *given) for name, engine in (("vanilla", "vanilla"), ("ours", ours))}
-
-
-def _train(
-    engine: Any,
     config: QwenConfig,
     params: QwenParams,
     task: Task,
@@ -111,38 +40,116 @@ def _train(
     max_new: int,
     steps: int,
     rate: float,
-) -> dict[str, list[float]]:
-    from tunix.rl import rl_cluster
-    from tunix.rl.grpo import grpo_learner
+    samples: int = 64,
+) -> dict[str, Any]:
+    """Both in law from the parameters given, `samples` of each prompt of a batch; then both trained from there.
+
+    Figures of the training are by step; `reward_difference` is the mean of ours less vanilla's over the steps, and half
+    the width of its 95 % interval were the steps independent.
+    """
+    from spec_jax.rollout.tunix import SpecRollout
+
+    make = functools.partial(model_of, config, params)
+    ours = functools.partial(SpecRollout, key=0)
+    found: dict[str, Any] = {"law": law(make(), task, task.prompts[:batch], samples, max_new)}
+    for name, engine in zip(SIDES, ("vanilla", ours), strict=True):
+        found[name] = train(engine, make, task, batch, group, max_new, steps, rate)
+    apart = np.subtract(*(found[name]["reward"] for name in reversed(SIDES)))
+    width = 1.96 * float(apart.std(ddof=1)) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
+    return found | {"reward_difference": {"mean": float(apart.mean()), "half_width": width}}
+
+
+def law(
+    actor: Any,
+    task: Task,
+    prompts: Sequence[str],
+    samples: int,
+    max_new: int,
+    temperature: float = 1.0,
+    draws: int = 2000,
+) -> dict[str, Any]:
+    """Rewards, lengths, log-probs and texts of both rollouts of one actor, by `two_samples.compare`.
+
+    temperature: ours; the vanilla rollout's is 1 whatever it is.
+    """
+    from tunix.rl.rollout import vanilla_rollout
+
+    from spec_jax.rollout.tunix import SpecRollout
+
+    c = actor.config
+    room = rollout_config(prompts, max_new)
+    cache = vanilla_rollout.base_rollout.CacheConfig(room.kv_cache_size, c.num_layers, c.num_kv_heads, c.head_dim)
+    engines = (vanilla_rollout.VanillaRollout(actor, Letters(), cache), SpecRollout(actor, Letters(), key=1))
+    repeated = [p for p in prompts for _ in range(samples)]
+    places = [task.prompts.index(p) for p in repeated]
+    shaped = lambda x: np.asarray(x, float).reshape(len(prompts), samples)  # noqa: E731
+    figures, texts = [], []
+    for engine, t in zip(engines, (1.0, temperature), strict=True):
+        out = engine.generate(repeated, rollout_config(prompts, max_new, t))
+        logs = [np.sum(x) for x in out.logprobs]
+        rewards = [task.reward(i, text) for i, text in zip(places, out.text, strict=True)]
+        lengths = [len(t) for t in out.tokens]
+        figures.append({"reward": shaped(rewards), "length": shaped(lengths), "log_prob": shaped(logs)})
+        tokens = [tuple(np.asarray(t).tolist()) for t in out.tokens]
+        texts.append([tokens[i : i + samples] for i in range(0, len(tokens), samples)])
+    found = two_samples.compare(figures[0], figures[1], (texts[0], texts[1]), draws)
+    return found | {"samples": samples, "prompts": len(prompts)}
+
+
+def rollout_config(prompts: Sequence[str], max_new: int, temperature: float = 1.0) -> Any:
+    """Tunix's settings of a rollout with log-probs."""
     from tunix.rl.rollout import base_rollout
 
+    width = 1 << (max(map(len, prompts)) - 1).bit_length()
+    return base_rollout.RolloutConfig(
+        max_tokens_to_generate=max_new,
+        temperature=temperature,
+        max_prompt_length=width,
+        kv_cache_size=width + max_new,
+        return_logprobs=True,
+    )
+
+
+def train(
+    engine: Any,
+    make: Make,
+    task: Task,
+    batch: int,
+    group: int,
+    max_new: int,
+    steps: int,
+    rate: float,
+    iterations: int = 1,
+) -> dict[str, list[float]]:
+    """Tunix's GRPO learner on a model of `make`, with a rollout engine as `ClusterConfig` takes one.
+
+    Returns by step: mean reward, tokens, rollout seconds, and the greatest distance to one of a ratio between the
+    trainer's own probability of a token and the rollout's, before the update.
+    """
+    from tunix.rl import rl_cluster
+    from tunix.rl.grpo import grpo_learner
+
     places = {prompt: i for i, prompt in enumerate(task.prompts)}
-    found: dict[str, list[float]] = {"reward": [], "seconds": [], "tokens": []}
+    found: dict[str, list[float]] = {"reward": [], "seconds": [], "tokens": [], "off_policy": []}
 
     def reward(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
         rewards = [task.reward(places[p], c) for p, c in zip(prompts, completions, strict=True)]
         found["reward"].append(float(np.mean(rewards)))
         return rewards
 
-    longest = max(map(len, task.prompts))
-    width = 1 << (longest - 1).bit_length()
     roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.ROLLOUT, rl_cluster.Role.REFERENCE)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     cluster_config = rl_cluster.ClusterConfig(
         role_to_mesh=dict.fromkeys(roles, mesh),
         rollout_engine=engine,
         training_config=rl_cluster.RLTrainingConfig(
-            actor_optimizer=optax.adam(rate), eval_every_n_steps=10**6, max_steps=steps
+            actor_optimizer=optax.adam(rate), eval_every_n_steps=10**6, max_steps=steps * iterations
         ),
-        rollout_config=base_rollout.RolloutConfig(
-            max_tokens_to_generate=max_new,
-            temperature=1.0,
-            max_prompt_length=width,
-            kv_cache_size=width + max_new,
-        ),
+        rollout_config=rollout_config(task.prompts, max_new),
     )
-    make = getattr(rl_cluster, "RLEngine", rl_cluster.RLCluster)
-    cluster = make(actor=model_of(config, params), tokenizer=Letters(), cluster_config=cluster_config)
+    cluster = getattr(rl_cluster, "RLEngine", rl_cluster.RLCluster)(
+        actor=make(), tokenizer=Letters(), cluster_config=cluster_config
+    )
     inner = cluster.rollout.generate
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -150,15 +157,34 @@ def _train(
         out = inner(*args, **kwargs)
         found["seconds"].append(time.perf_counter() - begin)
         found["tokens"].append(float(sum(map(len, out.tokens))))
+        found["off_policy"].append(off_policy(cluster.actor_trainer.model, out, max_new))
         return out
 
     cluster.rollout.generate = timed
     names = inspect.signature(grpo_learner.GRPOLearner.__init__).parameters
-    algorithm = grpo_learner.GRPOConfig(num_generations=group, beta=0.0)
+    algorithm = grpo_learner.GRPOConfig(num_generations=group, num_iterations=iterations, beta=0.0)
     learner = grpo_learner.GRPOLearner(
         **{"rl_engine" if "rl_engine" in names else "rl_cluster": cluster}, algo_config=algorithm, reward_fns=reward
     )
-    count = len(task.prompts)
-    data = [{"prompts": [task.prompts[(s * batch + i) % count] for i in range(batch)]} for s in range(steps)]
-    learner.train(data)
+    at = np.arange(steps * batch).reshape(steps, batch) % len(task.prompts)
+    learner.train([{"prompts": np.array([task.prompts[i] for i in some])} for some in at])
     return found
+
+
+def off_policy(model: Any, out: Any, size: int) -> float:
+    """The greatest distance to one of a ratio of Tunix's own probability of a token to the rollout's.
+
+    size: most tokens of a row. Rows in which the policy emitted the pad id are left out: Tunix takes it for padding.
+    """
+    from tunix.rl import common
+
+    pad, eos = Letters().pad_id(), Letters().eos_id()
+    tokens = np.full((len(out.tokens), size), pad)
+    for row, kept in zip(tokens, out.tokens, strict=True):
+        row[: len(kept)] = np.asarray(kept)
+    graph, state = nnx.split(model)
+    given = (jnp.asarray(out.left_padded_prompt_tokens), jnp.asarray(tokens))
+    own = np.asarray(common.compute_per_token_logps(graph, state, *given, pad, eos))
+    pairs = zip(own, out.logprobs, out.tokens, strict=True)
+    apart = [np.abs(np.expm1(a[: len(t)] - np.asarray(b))).max(initial=0.0) for a, b, t in pairs if pad not in t]
+    return float(max(apart, default=0.0))

@@ -22,15 +22,17 @@ _BLOCK = 128
 
 @flax.struct.dataclass
 class Mlp:
-    """down(silu(gate x) * up x)."""
+    """down(silu(gate x) * up x), or with the tanh form of gelu in place of silu."""
 
     gate: Linear
     up: Linear
     down: Linear
+    gelu: bool = flax.struct.field(pytree_node=False, default=False)
 
     def __call__(self, x: Float[Array, "rows hidden"]) -> Float[Array, "rows hidden"]:
         """Apply to rows."""
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        act = jax.nn.gelu if self.gelu else jax.nn.silu
+        return self.down(act(self.gate(x)) * self.up(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Part:
 class Experts:
     """A router, the experts' maps in one array each, and a gated expert that every token goes through.
 
+    They may be in another dtype than the rows, which each product converts them to.
     part: these are a device's part of them (inside a shard_map), None where they are whole.
     """
 
@@ -72,7 +75,7 @@ class Routing:
 
 def route(leaves: Experts, x: Float[Array, "rows hidden"], k: int, normed: bool) -> Routing:
     """The k likeliest experts of each row; `normed` makes their weights sum to one."""
-    chance = jax.nn.softmax((x @ leaves.router).astype(jnp.float32), axis=-1)
+    chance = jax.nn.softmax((x @ leaves.router.astype(x.dtype)).astype(jnp.float32), axis=-1)
     weight, index = lax.top_k(chance, k)
     if normed:
         weight = weight / weight.sum(-1, keepdims=True)
@@ -150,9 +153,9 @@ def _by_expert(routing: Routing, experts: int) -> Float[Array, "rows experts"]:
 
 def _dense(leaves: Experts, x: Array, routing: Routing) -> Array:
     weight = _by_expert(routing, leaves.gate.shape[0])
-    product = lambda x, w: jnp.einsum("th,ehi->eti", x, w)  # noqa: E731
+    product = lambda x, w: jnp.einsum("th,ehi->eti", x, w.astype(x.dtype))  # noqa: E731
     inner = _inner(x, leaves.gate, leaves.up, product) * weight.T[..., None]
-    return jnp.einsum("eti,eih->th", inner, leaves.down)
+    return jnp.einsum("eti,eih->th", inner, leaves.down.astype(x.dtype))
 
 
 def _loop(leaves: Experts, x: Array, routing: Routing) -> Array:
@@ -162,7 +165,7 @@ def _loop(leaves: Experts, x: Array, routing: Routing) -> Array:
     order = jnp.argsort(~chosen)
 
     def add(i: Array, y: Array) -> Array:
-        take = lambda w: lax.dynamic_index_in_dim(w, order[i], keepdims=False)  # noqa: E731
+        take = lambda w: lax.dynamic_index_in_dim(w, order[i], keepdims=False).astype(x.dtype)  # noqa: E731
         inner = _inner(x, take(leaves.gate), take(leaves.up), jnp.matmul)
         return y + (inner * lax.dynamic_index_in_dim(weight, order[i], axis=1)) @ take(leaves.down)
 
@@ -174,7 +177,7 @@ def _ragged(leaves: Experts, x: Array, routing: Routing) -> Array:
     expert = routing.index.reshape(-1)
     order = jnp.argsort(expert)[: rows * min(k, experts)]  # a row's experts differ, so that no more are here
     sizes = jnp.bincount(expert, length=experts).astype(jnp.int32)
-    product = lambda x, w: lax.ragged_dot(x, w, sizes)  # noqa: E731
+    product = lambda x, w: lax.ragged_dot(x, w.astype(x.dtype), sizes)  # noqa: E731
     y = product(_inner(x[order // k], leaves.gate, leaves.up, product), leaves.down)
     y = jnp.where(expert[order, None] < experts, y * routing.weight.reshape(-1)[order, None], 0)
     return jnp.zeros_like(x).at[order // k].add(y)
@@ -198,7 +201,7 @@ def _ragged_turns(leaves: Experts, x: Array, routing: Routing) -> Array:
         inside = jnp.clip(ends - start, 0, size)
         sizes, mine = jnp.diff(inside, prepend=0), jnp.arange(size) < inside[-1]
         choice = jnp.where(mine, lax.dynamic_slice_in_dim(order, start, size), 0)
-        product = lambda x, w: lax.ragged_dot(x, w, sizes)  # noqa: E731
+        product = lambda x, w: lax.ragged_dot(x, w.astype(x.dtype), sizes)  # noqa: E731
         out = product(_inner(x[choice // k], leaves.gate, leaves.up, product), leaves.down)
         out = jnp.where(mine[:, None], out * routing.weight.reshape(-1)[choice, None], 0)
         return start + size, y.at[choice // k].add(out)
@@ -213,7 +216,8 @@ def _blocks(leaves: Experts, x: Array, routing: Routing) -> Array:
     chosen = jnp.minimum(routing.index, experts - 1).reshape(-1)
     row_of_slot, slot_of_row, expert_of_block = _places(chosen, experts, block)
     pick = jax.nn.one_hot(expert_of_block, experts, dtype=x.dtype)
-    own = lambda w: (pick @ w.reshape(experts, -1)).reshape(-1, *w.shape[1:])  # noqa: E731, has a product as gradient
+    flat = lambda w: w.astype(x.dtype).reshape(experts, -1)  # noqa: E731
+    own = lambda w: (pick @ flat(w)).reshape(-1, *w.shape[1:])  # noqa: E731, has a product as gradient
     taken = _permute(jnp.repeat(x, k, axis=0), row_of_slot, slot_of_row).reshape(-1, block, x.shape[1])
     product = lambda x, w: jnp.einsum("nbh,nhi->nbi", x, own(w))  # noqa: E731
     y = product(_inner(taken, leaves.gate, leaves.up, product), leaves.down).reshape(-1, x.shape[1])

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.tree_attention import tree_attention
 from spec_jax.models.linear import Linear
-from spec_jax.models.norms import rms_norm
+from spec_jax.models.norms import OnePlus, rms_norm
 from spec_jax.models.qwen_config import QwenConfig
 from spec_jax.models.rope import inverse_frequencies, rotate
 
@@ -23,8 +23,8 @@ class Attention:
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Float[Array, "*l head_dim"]
-    k_norm: Float[Array, "*l head_dim"]
+    q_norm: Float[Array, "*l head_dim"] | OnePlus
+    k_norm: Float[Array, "*l head_dim"] | OnePlus
     gate: Linear | None = None
 
 
@@ -43,11 +43,16 @@ def empty(config: QwenConfig, batch: int, slots: int, dtype: jnp.dtype) -> KeyVa
 
 
 def project(
-    config: QwenConfig, leaves: Attention, x: Float[Array, "b n hidden"], position: Int[Array, "b n"], length: int
+    config: QwenConfig,
+    leaves: Attention,
+    x: Float[Array, "b n hidden"],
+    position: Int[Array, "b n"],
+    length: int,
+    window: int | None = None,
 ) -> tuple[Float[Array, "b n heads d"], KeyValues]:
     """Queries, keys and values, normed and rotated; `length` is the state's room (see `inverse_frequencies`)."""
-    (b, n, _), flat = x.shape, x.reshape(-1, x.shape[-1])
-    inv_freq, factor = inverse_frequencies(config.rope, config.rotary_dim, config.max_position_embeddings, length)
+    (b, n, _), flat, rope = x.shape, x.reshape(-1, x.shape[-1]), config.rope_of(window)
+    inv_freq, factor = inverse_frequencies(rope, config.rotary_dim, config.max_position_embeddings, length)
     heads = lambda y: y.reshape(b, n, -1, config.head_dim)  # noqa: E731
     turn = lambda y, norm: rotate(  # noqa: E731
         rms_norm(heads(y), norm, config.rms_norm_eps), position, inv_freq, factor
@@ -85,10 +90,10 @@ def score(
     With `staged`, the n nodes are rows start .. start + n - 1 of its m. `room` is the slots that a whole text takes;
     with a window, a cache of fewer is a ring (see `models.attention`).
     """
-    q, rows = project(config, leaves, x, position, room)
+    q, rows = project(config, leaves, x, position, room, window)
     if staged is not None:
         put = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
         rows = jax.tree.map(put, staged, rows)
     options = {"window": window, "ring": window is not None and cache.k.shape[2] < room}
-    out = tree_attention(q, cache.k, cache.v, length, rows.k, rows.v, mask, config.head_dim**-0.5, **options)
+    out = tree_attention(q, cache.k, cache.v, length, rows.k, rows.v, mask, config.attention_scale, **options)
     return combine(leaves, x, out), rows

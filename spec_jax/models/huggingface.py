@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_jax.models import shards
+from spec_jax.models import gemma_config, shards
 from spec_jax.models.checkpoint import DTYPES, Checkpoint, CheckpointError, LazyTensor, read_json, validate
 from spec_jax.models.config import LlamaConfig
 from spec_jax.models.qwen_config import MODEL_TYPES, WRAPPERS, QwenConfig
@@ -64,8 +64,11 @@ def _config(fields: Mapping[str, Any]) -> LlamaConfig | QwenConfig:
     model_type = fields.get("model_type")
     if model_type in MODEL_TYPES:
         return QwenConfig.from_hf(fields)
-    if model_type not in ("llama", "mistral"):
-        raise ValueError(f"model_type is {model_type!r}; taken: llama, mistral, {', '.join(MODEL_TYPES)}")
+    if model_type == gemma_config.MODEL_TYPE:
+        return gemma_config.from_hf(fields)
+    taken = ("llama", "mistral", *MODEL_TYPES, gemma_config.MODEL_TYPE)
+    if model_type not in taken:
+        raise ValueError(f"model_type is {model_type!r}; taken: {', '.join(taken)}")
     return LlamaConfig.from_hf(fields)
 
 

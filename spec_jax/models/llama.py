@@ -81,7 +81,7 @@ class Llama:
 
     Tap i is the hidden state after i layers, so 0 is the embedding, as in transformers' `output_hidden_states`.
 
-    With a `mesh` (`partition.make_mesh`) parameters and states are split over it, and every device runs its part.
+    With a `mesh` (`placement.make_mesh`) parameters and states are split over it, and every device runs its part.
     """
 
     config: LlamaConfig

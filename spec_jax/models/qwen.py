@@ -19,7 +19,7 @@ from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention, KeyValues
 from spec_jax.models.layers import Periods
 from spec_jax.models.linear import Embedding, Linear
-from spec_jax.models.norms import rms_norm
+from spec_jax.models.norms import OnePlus, rms_norm
 from spec_jax.models.qwen_config import DELTA, WINDOW, QwenConfig
 from spec_jax.models.target import Output
 from spec_jax.tree import Tree
@@ -27,12 +27,17 @@ from spec_jax.tree import Tree
 
 @flax.struct.dataclass
 class Layer:
-    """One decoder layer's leaves. Norm weights are those that multiply; (1 + w) ones are kept in float32."""
+    """One decoder layer's leaves. Norm weights are those that multiply; (1 + w) ones are kept in float32.
 
-    mixer_norm: Float[Array, "*l hidden"]
+    mixer_after, mlp_after: norms of what each half adds, where the model has some.
+    """
+
+    mixer_norm: Float[Array, "*l hidden"] | OnePlus
     mixer: Attention | Delta
-    mlp_norm: Float[Array, "*l hidden"]
+    mlp_norm: Float[Array, "*l hidden"] | OnePlus
     mlp: Mlp | Experts
+    mixer_after: Float[Array, "*l hidden"] | OnePlus | None = None
+    mlp_after: Float[Array, "*l hidden"] | OnePlus | None = None
 
 
 @flax.struct.dataclass
@@ -55,7 +60,7 @@ class QwenParams:
 
     embedding: Embedding
     layers: tuple[Layer, ...] | Periods
-    norm: Float[Array, "hidden"]
+    norm: Float[Array, "hidden"] | OnePlus
     head: Linear | None = None
     mtp: Mtp | None = None
 
@@ -103,7 +108,7 @@ class Qwen:
     A gated delta layer's state lags behind: what commit accepts stays pending, as rows, until the next score folds it
     in while it reads the state anyway. `pending_rows` is the room for them; a commit of a longer path folds at once.
 
-    With a `mesh` (`partition.make_mesh`) parameters and states are split over it, and every device runs its part.
+    With a `mesh` (`placement.make_mesh`) parameters and states are split over it, and every device runs its part.
     """
 
     config: QwenConfig
@@ -151,7 +156,7 @@ class Qwen:
                 y, out = delta_mixer.read_text(c, leaves.mixer, h, own, count)
             else:
                 y, out = _attend(c, leaves.mixer, h, own, nodes, None, index)
-            return feed_forward(c, leaves, x + y)[0], out
+            return feed_forward(c, leaves, mixed(c, leaves, x, y))[0], out
 
         def keep(old: Any, new: Any) -> Any:
             return _written(state, old, new, offset, count) if isinstance(old, KeyValues) else new
@@ -279,7 +284,7 @@ class Qwen:
 
     def embed(self, params: QwenParams, tokens: Int[Array, "b n"]) -> Float[Array, "b n hidden"]:
         """The tokens' embeddings."""
-        return params.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
+        return embed(self.config, params, tokens)
 
     def logits(self, params: QwenParams, hidden: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
         """The head, with the final norm in front."""
@@ -304,6 +309,12 @@ class Qwen:
         return dataclasses.replace(state, layers=layers.each(full, state.layers))
 
 
+def embed(config: QwenConfig, params: QwenParams, tokens: Int[Array, "b n"]) -> Float[Array, "b n hidden"]:
+    """The tokens' embeddings, as the first layer takes them."""
+    x = params.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
+    return x * jnp.asarray(config.hidden_size**0.5, x.dtype) if config.scaled_embeddings else x
+
+
 def head(params: QwenParams, normed: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
     """Logits of hidden states that a final norm has been applied to."""
     b, n, d = normed.shape
@@ -324,7 +335,14 @@ def score_layer(
         )
     else:
         (y, staged), folded = _attend(config, leaves.mixer, h, state, nodes, old, index), None
-    return feed_forward(config, leaves, x + y)[0], (staged, folded)
+    return feed_forward(config, leaves, mixed(config, leaves, x, y))[0], (staged, folded)
+
+
+def mixed(
+    config: QwenConfig, leaves: Layer, x: Float[Array, "b n hidden"], y: Float[Array, "b n hidden"]
+) -> Float[Array, "b n hidden"]:
+    """x with what the layer's mixer adds to it."""
+    return x + (y if leaves.mixer_after is None else rms_norm(y, leaves.mixer_after, config.rms_norm_eps))
 
 
 def feed_forward(
@@ -333,7 +351,8 @@ def feed_forward(
     """The layer's second half: x plus its MLP or experts, and which experts (None: an MLP). form: see `experts.mix`."""
     flat = rms_norm(x, leaves.mlp_norm, config.rms_norm_eps).reshape(-1, x.shape[-1])
     if isinstance(leaves.mlp, Mlp):
-        return x + leaves.mlp(flat).reshape(x.shape), None
+        y = leaves.mlp(flat).reshape(x.shape)
+        return x + (y if leaves.mlp_after is None else rms_norm(y, leaves.mlp_after, config.rms_norm_eps)), None
     routing = experts.route(leaves.mlp, flat, config.num_experts_per_tok or 1, config.norm_topk_prob)
     return x + experts.mix(leaves.mlp, flat, routing, form).reshape(x.shape), routing
 

@@ -25,6 +25,9 @@ class QwenConfig:
     layer_types: each layer's mixer: "full_attention", "sliding_attention" or "linear_attention" (gated delta).
     sparse: whether each layer has experts instead of the dense MLP.
     output_gate: attention is multiplied by a sigmoid gate. offset_norms: files hold w for a norm's weight 1 + w.
+    post_norms: each half of a layer is normed before it is added. scaled_embeddings: embeddings are multiplied by the
+    root of hidden_size. gelu: the MLP's activation, in place of silu. query_scale: that of attention's dot products,
+    head_dim**-0.5 if None. local_rope: the rotation in sliding layers, `rope` if None.
     mtp: the model has a multi-token-prediction head.
     Sizes of parts that no layer has are None. Raises ValueError, naming the field, for anything that does not fit.
     """
@@ -57,6 +60,11 @@ class QwenConfig:
     offset_norms: bool = False
     sliding_window: int | None = None
     mtp: bool = False
+    post_norms: bool = False
+    scaled_embeddings: bool = False
+    gelu: bool = False
+    query_scale: float | None = None
+    local_rope: RopeConfig | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -104,6 +112,15 @@ class QwenConfig:
         return int(self.head_dim * self.partial_rotary_factor)
 
     @property
+    def attention_scale(self) -> float:
+        """What attention's dot products are multiplied by."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    def rope_of(self, window: int | None) -> RopeConfig:
+        """The rotation of a layer with that window."""
+        return self.rope if window is None or self.local_rope is None else self.local_rope
+
+    @property
     def key_size(self) -> int:
         """Size of a gated delta layer's queries, and of its keys."""
         return (self.linear_num_key_heads or 0) * (self.linear_key_head_dim or 0)
@@ -137,9 +154,11 @@ class QwenConfig:
         """
         require(self.output_gate and self.offset_norms, "output_gate, offset_norms", "False", "True for a qwen3_next")
         require(self.sliding_window is None, "sliding_window", self.sliding_window, "None for a qwen3_next")
+        require(not self.post_norms, "post_norms", self.post_norms, "False for a qwen3_next")
         require(self.rope.type == "default", "rope type", self.rope.type, "default")
         renamed = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
         left_out = ("sparse", "rope", "partial_rotary_factor", "output_gate", "offset_norms", "sliding_window", "mtp")
+        left_out += ("post_norms", "scaled_embeddings", "gelu", "query_scale", "local_rope")
         names = [f.name for f in dataclasses.fields(self) if f.name not in left_out]
         fields = {renamed.get(n, n): getattr(self, n) for n in names if getattr(self, n) is not None}
         rope = {"rope_type": "default", "rope_theta": self.rope.theta}

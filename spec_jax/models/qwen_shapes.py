@@ -49,8 +49,16 @@ def packed_projections(layer: str, present: Collection[str]) -> bool:
     return f"{layer}.linear_attn.in_proj_qkv.weight" not in present
 
 
+def layer_norms(config: QwenConfig) -> tuple[str, ...]:
+    """The names of a layer's norms: before its mixer and its MLP, and where it has some behind both."""
+    if not config.post_norms:
+        return "input_layernorm", "post_attention_layernorm"
+    before, after = ("input_layernorm", "pre_feedforward_layernorm"), "post_{}_layernorm"
+    return *before, *map(after.format, ("attention", "feedforward"))
+
+
 def _layer(config: QwenConfig, at: str, delta: bool, sparse: bool, present: Collection[str]) -> Shapes:
-    norms = {f"{at}.{name}_layernorm.weight": (config.hidden_size,) for name in ("input", "post_attention")}
+    norms = {f"{at}.{name}.weight": (config.hidden_size,) for name in layer_norms(config)}
     mixer = _delta(config, at, packed_projections(at, present)) if delta else _attention(config, f"{at}.self_attn")
     mlp = _experts(config, at, fused_experts(at, present)) if sparse else _mlp(config, f"{at}.mlp")
     return norms | mixer | mlp

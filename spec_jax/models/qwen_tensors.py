@@ -14,10 +14,10 @@ from spec_jax.models.delta_mixer import Delta
 from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention
 from spec_jax.models.lazy import Lazy
-from spec_jax.models.linear import Dense, Linear
+from spec_jax.models.linear import PLAIN, Dense, Linear
 from spec_jax.models.qwen import Layer, Mtp, QwenParams
 from spec_jax.models.qwen_config import DELTA, QwenConfig
-from spec_jax.models.qwen_shapes import MTP_LAYER, fused_experts, packed_projections
+from spec_jax.models.qwen_shapes import MTP_LAYER, fused_experts, layer_norms, packed_projections
 
 
 def from_tensors(config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> QwenParams:
@@ -75,11 +75,13 @@ class _Reader:
         return lazy.leaf(lazy.transpose(weight))
 
     def layer(self, at: str, delta: bool, sparse: bool) -> Layer:
+        before, between, *after = (self.norm(f"{at}.{name}") for name in layer_norms(self.config))
         return Layer(
-            mixer_norm=self.norm(f"{at}.input_layernorm"),
-            mixer=self.delta(at) if delta else self.attention(f"{at}.self_attn"),
-            mlp_norm=self.norm(f"{at}.post_attention_layernorm"),
-            mlp=self.experts(at) if sparse else self.mlp(f"{at}.mlp"),
+            before,
+            self.delta(at) if delta else self.attention(f"{at}.self_attn"),
+            between,
+            self.experts(at) if sparse else self.mlp(f"{at}.mlp"),
+            *after,
         )
 
     def attention(self, at: str) -> Attention:
@@ -148,7 +150,7 @@ class _Reader:
         )
 
     def mlp(self, at: str) -> Mlp:
-        return Mlp(*(self.dense(f"{at}.{name}_proj") for name in ("gate", "up", "down")))
+        return Mlp(*(self.dense(f"{at}.{name}_proj") for name in ("gate", "up", "down")), gelu=self.config.gelu)
 
 
 def to_tensors(config: QwenConfig, params: QwenParams, fused: bool = True) -> dict[str, np.ndarray]:
@@ -198,8 +200,9 @@ def to_tensors(config: QwenConfig, params: QwenParams, fused: bool = True) -> di
         dense(f"{at}.out_proj", leaves.out)
 
     def layer(at: str, leaves: Layer) -> None:
-        norm(f"{at}.input_layernorm", leaves.mixer_norm)
-        norm(f"{at}.post_attention_layernorm", leaves.mlp_norm)
+        norms = (leaves.mixer_norm, leaves.mlp_norm, leaves.mixer_after, leaves.mlp_after)
+        for name, weight in zip(layer_norms(config), norms, strict=False):
+            norm(f"{at}.{name}", weight)
         if isinstance(leaves.mixer, Delta):
             delta(f"{at}.linear_attn", leaves.mixer)
         else:
@@ -244,6 +247,6 @@ def _by_key_head(config: QwenConfig) -> np.ndarray:
 
 
 def _plain(name: str, leaf: Linear) -> tuple[Any, Any]:
-    if not isinstance(leaf, Dense):
+    if not isinstance(leaf, PLAIN):
         raise ValueError(f"params: {name} is {type(leaf).__name__}, takes dense leaves only")
     return np.asarray(leaf.kernel).T, None if leaf.bias is None else np.asarray(leaf.bias)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.models import delta_mixer, experts, layers
 from spec_jax.models.delta_mixer import Delta
 from spec_jax.models.norms import rms_norm
-from spec_jax.models.qwen import Layer, QwenParams, feed_forward, head
+from spec_jax.models.qwen import Layer, QwenParams, embed, feed_forward, head, mixed
 from spec_jax.models.qwen_config import WINDOW, QwenConfig
 from spec_jax.models.qwen_shapes import required_tensors
 from spec_jax.models.qwen_tensors import from_tensors
@@ -42,7 +42,7 @@ def forward_text(
     Rows that end early are padded behind their text, which no earlier position sees; their losses are the caller's to
     mask. form: see `experts.mix`; None: `experts.text_form()`.
     """
-    x = params.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
+    x = embed(config, params, tokens)
 
     def step(x: Array, index: int, leaves: Layer) -> tuple[Array, Array | None]:
         run = lambda x, leaves: text_layer(config, x, index, leaves, form)  # noqa: E731
@@ -65,7 +65,7 @@ def text_layer(
     else:
         window = config.sliding_window if config.layer_types[index] == WINDOW else None
         y = attend_text(config, leaves.mixer, h, window)[0]
-    return second_half(config, leaves, x + y, form)
+    return second_half(config, leaves, mixed(config, leaves, x, y), form)
 
 
 def second_half(

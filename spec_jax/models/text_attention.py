@@ -30,16 +30,16 @@ def attend_text(
     """
     b, t, _ = x.shape
     position = jnp.broadcast_to(len(passes) + jnp.arange(t), (b, t))
-    q, rows = gated_attention.project(config, leaves, x, position, t + len(passes))
+    q, rows = gated_attention.project(config, leaves, x, position, t + len(passes), window)
     first, *more = (*passes, rows)
-    return gated_attention.combine(leaves, x, _attend(q, first, more, window)), rows
+    return gated_attention.combine(leaves, x, _attend(q * config.attention_scale, first, more, window)), rows
 
 
 def _attend(q: Array, text: KeyValues, own: Sequence[KeyValues], window: int | None) -> Float[Array, "b t heads d"]:
-    """Blocks of queries, _BLOCKS at most, over no key that is later than all of a block or out of its window."""
+    """Blocks of scaled queries, _BLOCKS at most, over no key that is later than all of a block or out of its window."""
     b, t, heads, d = q.shape
     kv = text.k.shape[1]
-    q = (q * d**-0.5).swapaxes(1, 2).reshape(b, kv, heads // kv, t, d)
+    q = q.swapaxes(1, 2).reshape(b, kv, heads // kv, t, d)
     out, size = [], max(_ROWS, -(-t // _BLOCKS))
     for start in range(0, t, size):
         end, first = min(start + size, t), 0 if window is None else max(start - window + 1, 0)

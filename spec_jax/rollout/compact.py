@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from spec_jax.control.throughput import Calibration
 from spec_jax.engine import rows
@@ -46,7 +46,7 @@ def fresh(engine: Engine, params: EngineParams) -> list[Array]:
     return kept(engine, params, rows.empty(engine, params, 1))
 
 
-def faded(engine: Engine, params: EngineParams, arrays: Sequence[Array], left: float) -> list[Array]:
+def faded(engine: Engine, params: EngineParams, arrays: Sequence[Array], left: Float[Array, ""] | float) -> list[Array]:
     """The same arrays, with only a part left of what a controller has counted (`Calibration`)."""
     state = with_kept(engine, params, rows.empty(engine, params, 1), arrays)
     counts = lambda x: isinstance(x, Calibration)  # noqa: E731

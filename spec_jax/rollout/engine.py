@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,19 +14,24 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from spec_jax import noise
+from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request
 from spec_jax.engine.rows import Requests
+from spec_jax.models import placement
 from spec_jax.rollout import compact, memory, schedule
 from spec_jax.rollout.gated import Gate, Gated, IfDrafted
 from spec_jax.rollout.log_probs import recording, teacher_forced
-from spec_jax.rollout.programs import Programs
+from spec_jax.rollout.programs import Programs, bound
 from spec_jax.rollout.prompts import Prompts
 from spec_jax.rollout.records import Carried, Rollout, Sync
 from spec_jax.rollout.run import Run
 from spec_jax.rollout.toggle import RoundCost, Toggle
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
+
+_observe, _clear = jax.jit(schedule.observe), jax.jit(schedule.clear)
+_longest_first = jax.jit(lambda history, at: schedule.longest_first(schedule.expected(history, at)))
 
 
 class RolloutEngine:
@@ -59,8 +65,9 @@ class RolloutEngine:
         """Set up; nothing is compiled or run.
 
         Args:
-            engine: target, drafter, rule, controller and sizes; log-probs are recorded whatever it says.
-            target_params: the policy.
+            engine: target, drafter, rule, controller and sizes; log-probs are recorded whatever it says. Of a target
+                on a mesh of several processes each makes the same calls, and all get all results.
+            target_params: the policy; on a mesh its arrays lie there already (`partition.place`).
             drafter_params: the drafter's parameters; not given with `derive`.
             key: seed or key that all calls' keys come from.
             sizes: compiled batch sizes, ascending; rows that wait fill the largest.
@@ -73,11 +80,19 @@ class RolloutEngine:
             order: "longest_first" starts prompts whose responses were longest, "given" those that come first.
             prompts: prompts that are remembered.
             prefill_rows: prompts prefilled at once.
-            costs: by size, what rounds take; None measures it when a size first runs, if toggle or controller asks.
+            costs: by size, what rounds take; None measures it when a size first runs, if toggle or controller asks, and
+                goes by the clock from then on.
+
+        Raises:
+            ValueError: for anything that does not fit, naming it.
         """
         self.sizes = compact.check_sizes(sizes)
         if not isinstance(prefill_rows, int) or prefill_rows < 1:
             raise ValueError(f"prefill_rows: got {prefill_rows!r}, takes an integer of at least 1")
+        split = 1 if (mesh := devices.mesh_of(engine)) is None else mesh.shape[placement.DATA]
+        for name, given in (("sizes", self.sizes), ("prefill_rows", (prefill_rows,))):
+            if any(rows % split for rows in given):
+                raise ValueError(f"{name}: got {given}, takes multiples of the mesh's {split} along data")
         if order not in ("longest_first", "given"):
             raise ValueError(f"order: got {order!r}, takes 'longest_first' or 'given'")
         if derive is not None and drafter_params is not None:
@@ -103,7 +118,10 @@ class RolloutEngine:
 
     @property
     def programs(self) -> int:
-        """Number of compiled programs so far: at most 1, 4 for each size, and 1 for each step from a size down."""
+        """Number of compiled programs so far.
+
+        At most 4, then 4 for each size (5 with a toggle), and 1 for each step from a size down.
+        """
         return self._programs.count
 
     def update_params(self, target_params: Any, drafter_params: Any = None, new: bool = True) -> None:
@@ -163,23 +181,49 @@ class RolloutEngine:
         run = self._run(self.carried, requests, keys, places, self._ordered(places), max_new_tokens)
         rollout = run.until(until_running)
         at, length = jnp.asarray(np.repeat(places, group)), jnp.asarray(rollout.length)
-        self.carried.history = schedule.observe(self.carried.history, at, length)
+        self.carried.history = _observe(self.carried.history, at, length)
         return rollout
 
-    def warm_up(self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None) -> None:
+    def warm_up(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        prompts: int | None = None,
+        group: int = 1,
+    ) -> None:
         """Compile everything for all sizes, and measure what rounds take if toggle or controller asks.
 
         Else each program is compiled when a call first needs it, which can be late: a small size, when few rows are
         left. Nothing is remembered of the prompt, and no key is used up. ValueErrors are those of `generate`.
+
+        Args:
+            prompt: any that calls may bring.
+            max_new_tokens: most tokens of a sample.
+            sampling: as `generate`'s.
+            prompts: how many prompts a call will have, for what is compiled for their number; None: nothing of that.
+            group: samples per prompt.
         """
         self._check_policy()
         asked = request(self.engine, prompt, max_new_tokens, 0, sampling or Sampling(temperature=1.0), self.eos)
         self._take_policy()
         c = self.carried
         for size in self.sizes:
-            apart = Carried(jax.tree.map(jnp.copy, c.memory), c.history, c.toggle, c.costs, version=c.version)
+            apart = Carried(jax.tree.map(jnp.copy, c.memory), c.history, c.toggle, c.costs, c.measured, None, c.version)
             keys, places = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
             self._run(apart, [asked] * size, keys, places, range(size), max_new_tokens).warm_up()
+        _keys(self.sizes[-1], self._key, -1, 0)
+        if prompts is not None:
+            _longest_first(c.history, jnp.full(prompts, -1, jnp.int32))
+            _observe(c.history, *(jnp.full(prompts * group, n, jnp.int32) for n in (-1, 1)))
+        if self._toggle is not None and c.toggle is not None:
+            self._toggle.decide(c.toggle, 0, 0.0)
+            self._toggle.observe(c.toggle, 0, True, 1, 1.0, 1.0)
+        params, left = self.params(self.sizes[0]), jnp.float32(self._sync.calibration)
+        self._programs.faded(params, bound(self._programs.fresh(params), params.target), left)
+        if c.memory is not None:
+            c.memory = bound(c.memory, params.target)
+            self._programs.clear(c.memory, jnp.full(self._prompts.size, -1, jnp.int32))
 
     def log_probs(
         self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
@@ -188,20 +232,22 @@ class RolloutEngine:
         return teacher_forced(self.engine.target, self._target_params, tokens, length, temperature)
 
     def params(self, size: int, drafting: bool = True) -> EngineParams:
-        """The parameters of a program at a batch size."""
+        """The parameters of a program at a batch size; those of plain rounds have no drafter's."""
         cost, widths = self.carried.costs.get(size), self.engine.widths
         seconds = jnp.ones(len(widths)) if cost is None else cost.speculative.at(widths)
-        drafter = self._drafter_params
+        constraint, drafter = free(self.engine.target.vocab_size), self._drafter_params
+        if not drafting:
+            return EngineParams(self._target_params, None, constraint, jnp.ones(1))
         if self._toggle is not None:
-            drafter = Gate(jnp.int32(size if drafting else -1), drafter)
-        return EngineParams(self._target_params, drafter, free(self.engine.target.vocab_size), seconds)
+            drafter = Gate(jnp.int32(size), drafter)
+        return EngineParams(self._target_params, drafter, constraint, seconds)
 
     def state(self) -> dict[str, Any]:
         """Copies of what the next call depends on besides the policy, as a tree of arrays: to be saved with it."""
         c = self.carried
         self._take_policy()
         if c.kept is None:
-            c.kept = compact.fresh(self.engine, self.params(self.sizes[0]))
+            c.kept = self._programs.fresh(self.params(self.sizes[0]))
         counts = np.array([self.calls, c.version], np.int32)
         arrays = {"kept": c.kept, "memory": c.memory, "history": c.history, "toggle": c.toggle}
         return {"counts": counts, "prompts": self._prompts.saved(), **jax.tree.map(jnp.copy, arrays)}
@@ -211,7 +257,8 @@ class RolloutEngine:
         self.calls, version = (int(x) for x in np.asarray(state["counts"]))
         self._prompts.restore(np.asarray(state["prompts"]))
         arrays = jax.tree.map(jnp.array, {name: state[name] for name in ("kept", "memory", "history", "toggle")})
-        self.carried = Carried(**arrays, costs=self.carried.costs, version=version)
+        costs, measured = self.carried.costs, self.carried.measured
+        self.carried = Carried(**arrays, costs=costs, measured=measured, version=version)
         self._changed = False
         if self._derive is not None:
             self._drafter_params = self._derive(self._target_params)
@@ -258,33 +305,43 @@ class RolloutEngine:
         if c.memory is not None and age is not None:
             c.memory = memory.drop_older(c.memory, c.version - age)
         if c.kept is not None and self._sync.calibration < 1:
-            c.kept = compact.faded(self.engine, self.params(self.sizes[0]), c.kept, self._sync.calibration)
+            left = jnp.float32(self._sync.calibration)
+            c.kept = self._programs.faded(self.params(self.sizes[0]), bound(c.kept, self._target_params), left)
 
     def _places(self, prompts: Sequence[Sequence[int]]) -> Int[np.ndarray, "g"]:
         """Where each prompt is remembered; what was remembered there of another one is cleared."""
         places, taken = self._prompts.places(prompts)
         if taken:
-            at, c = jnp.asarray(taken), self.carried
-            c.history = schedule.clear(c.history, at)
-            c.memory = None if c.memory is None else memory.clear(c.memory, at)
+            at, c = np.full(self._prompts.size, -1, np.int32), self.carried
+            at[: len(taken)] = taken
+            c.history = _clear(c.history, jnp.asarray(at))
+            c.memory = None if c.memory is None else self._programs.clear(c.memory, jnp.asarray(at))
         return places
 
     def _ordered(self, places: Int[np.ndarray, "g"]) -> list[int]:
         if self._order == "given":
             return list(range(len(places)))
-        length = schedule.expected(self.carried.history, jnp.asarray(places))
-        return np.asarray(schedule.longest_first(length)).tolist()
+        return np.asarray(_longest_first(self.carried.history, jnp.asarray(places))).tolist()
 
     def _row_keys(self, key: Array | int | None, count: int) -> UInt32[np.ndarray, "n 2"]:
         words = self._key if key is None else noise.request_key(key)
         if words.shape != (2,):
             raise ValueError(f"key: got keys of shape {list(words.shape)}, takes one key")
-        whole = jax.random.wrap_key_data(words, impl="threefry2x32")
-        if key is None:
-            whole = jax.random.fold_in(whole, self.calls)
-            self.calls += 1
-        own = jax.vmap(jax.random.fold_in, (None, 0))(whole, jnp.arange(count))
-        return np.asarray(jax.random.key_data(own))
+        call = -1 if key is not None else self.calls
+        self.calls += key is None
+        block = self.sizes[-1]
+        own = [_keys(block, words, call, begin) for begin in range(0, count, block)]
+        return np.concatenate(jax.device_get(own))[:count]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _keys(block: int, words: UInt32[Array, "2"], call: Array | int, begin: Array | int) -> UInt32[Array, "block 2"]:
+    """The keys of `block` rows of a call; call -1 says that the key is the call's own."""
+    whole = jax.random.wrap_key_data(words, impl="threefry2x32")
+    next_one = jax.random.key_data(jax.random.fold_in(whole, jnp.maximum(call, 0)))
+    whole = jax.random.wrap_key_data(jnp.where(jnp.asarray(call) < 0, words, next_one), impl="threefry2x32")
+    own = jax.vmap(jax.random.fold_in, (None, 0))(whole, begin + jnp.arange(block))
+    return jax.random.key_data(own)
 
 
 def _gated(engine: Engine) -> Engine:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.control.budget import BudgetController
+from spec_jax.control.budget import Around
 from spec_jax.drafters.drafter import Committed, Context, Drafter
 from spec_jax.models.target import Output
-from spec_jax.tree import Draft, Tree
+from spec_jax.tree import Draft, alone
 from spec_jax.verify.verdict import Verdict
 
 
@@ -39,9 +39,10 @@ class GatedState:
 class Gated:
     """Drafts while few rows run: speculation off where the batch is compute-bound, on as rows finish.
 
-    The toggle of EfficientRollout in our reading; `rollout.toggle` finds the number of rows. While it is off, neither
-    draft nor state costs anything. Before it drafts again, the drafter is told what was committed meanwhile, in
-    prefill chunks. A store that is filled by `release` (`Suffix`) gets the texts of rows that were drafted for at all.
+    The toggle of EfficientRollout in our reading, by a number of rows; `rollout.toggle` goes by times, and leaves the
+    drafter out of whole programs. While it is off, neither draft nor state costs anything. Before it drafts again, the
+    drafter is told what was committed meanwhile, in prefill chunks. A store that is filled by `release` (`Suffix`) gets
+    the texts of rows that were drafted for at all.
 
     Attributes:
         drafter: one that follows the text alone. One that reads the target's features would miss those of the time when
@@ -107,13 +108,7 @@ class Gated:
             return draft, inner, known
 
         def nothing() -> tuple[Draft, Any, Array]:
-            draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-            first = jnp.arange(self.nodes) == 0
-            tokens = jnp.where(first, context.anchor[:, None], 0)
-            parent = jnp.broadcast_to(jnp.where(first, -1, 0), tokens.shape)
-            tree = Tree(tokens, parent, jnp.broadcast_to(first, tokens.shape))
-            confidence = jnp.broadcast_to(first.astype(shape.confidence.dtype), tokens.shape)
-            return dataclasses.replace(draft, tree=tree, confidence=confidence), state.inner, state.known
+            return alone(shape, context.anchor), state.inner, state.known
 
         draft, inner, known = lax.cond(on, drafted, nothing)
         return draft, GatedState(inner, known, on)
@@ -152,37 +147,21 @@ class Gated:
 
 
 @dataclasses.dataclass(frozen=True)
-class IfDrafted:
+class IfDrafted(Around):
     """Another controller's width, or the narrowest one in a round in which no row has a draft."""
 
-    controller: BudgetController
-
-    @property
-    def uses_cost(self) -> bool:
-        """The other controller's."""
-        return self.controller.uses_cost
-
-    def init(self, batch: int) -> Any:
-        """The other controller's state."""
-        return self.controller.init(batch)
-
     def decide(
-        self,
-        state: Any,
-        draft: Draft,
-        active: Bool[Array, "b"],
-        cost: Float[Array, "w"],
-        widths: tuple[int, ...],
+        self, state: Any, draft: Draft, active: Bool[Array, "b"], cost: Float[Array, "w"], widths: tuple[int, ...]
     ) -> Int[Array, ""]:
         """The index of the width."""
-        return jnp.where(_drafted(draft, active), self.controller.decide(state, draft, active, cost, widths), 0)
+        return jnp.where(_drafted(draft, active), super().decide(state, draft, active, cost, widths), 0)
 
     def observe(
         self, state: Any, draft: Draft, width: Int[Array, ""], verdict: Verdict, active: Bool[Array, "b"]
     ) -> Any:
         """The other controller's state after a round; rounds without a draft say nothing."""
         drafted = _drafted(draft, active)
-        after = self.controller.observe(state, draft, width, verdict, active)
+        after = super().observe(state, draft, width, verdict, active)
         return jax.tree.map(lambda new, old: jnp.where(drafted, new, old), after, state)
 
 

@@ -4,42 +4,112 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, UInt32
 
-from spec_jax.engine import loop, rows
+from spec_jax.control.budget import Always
+from spec_jax.drafters.none import NoDrafter
+from spec_jax.engine import devices, loop, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState
 from spec_jax.rollout import compact, memory
 from spec_jax.rollout.memory import Memory
 
+T = TypeVar("T")
+
 
 class Programs:
-    """Prefill at one size; begin, put, decode and settle at each batch size; shrink from one to another."""
+    """Prefill at one size; begin, put, decode, plain and settle at each batch size; shrink from one to another.
+
+    fresh and faded make what rows share; clear forgets prompts. `plain` are rounds of plain decoding on the same state:
+    without a draft, room for one, or a choice of width.
+    """
 
     def __init__(self, engine: Engine) -> None:
         """Compile nothing yet."""
-        self.prefill = jax.jit(functools.partial(_prefill, engine))
-        self.put = jax.jit(functools.partial(_put, engine), donate_argnums=0)
-        self.begin = jax.jit(functools.partial(compact.begin, engine), static_argnums=1)
-        self.decode = jax.jit(functools.partial(loop.decode, engine), donate_argnums=1)
-        self.settle = jax.jit(functools.partial(_settle, engine), donate_argnums=(0, 1))
-        self.shrink = jax.jit(functools.partial(compact.shrink, engine), static_argnums=2)
+        self._jitted: list[Any] = []
+        mesh = devices.mesh_of(engine)
+        shared = mesh is not None and mesh.is_multi_process
+
+        def program(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+            jitted = jax.jit(functools.partial(f, engine), **options)
+            self._jitted.append(jitted)
+            return (lambda *args, **named: jitted(*_shared(args), **named)) if shared else jitted
+
+        self.fresh = program(compact.fresh)
+        self.faded = program(compact.faded)
+        self.clear = program(lambda _, *args: memory.clear(*args))
+        self.prefill = program(_prefill)
+        self.put = program(_put, donate_argnums=0)
+        self.begin = program(compact.begin, static_argnums=1)
+        self.decode = program(loop.decode, donate_argnums=1)
+        self.plain = program(_plain, donate_argnums=1)
+        self.settle = program(_settle, donate_argnums=(0, 1))
+        self.shrink = program(compact.shrink, static_argnums=2)
 
     @property
     def count(self) -> int:
         """Number of compiled programs so far."""
-        return sum(f._cache_size() for f in vars(self).values())
+        return sum(f._cache_size() for f in self._jitted)
+
+
+def without_drafts(engine: Engine) -> Engine:
+    """The engine of `Programs.plain`."""
+    return dataclasses.replace(engine, drafter=NoDrafter(), controller=Always(), widths=())
+
+
+def bound(tree: T, like: Any) -> T:
+    """The arrays on the one device that `like`'s are bound to; as they are where those are bound to none or several.
+
+    A program compiles anew for an array that is bound to its device where the last one was not.
+    """
+    leaf = next((x for x in jax.tree.leaves(like) if isinstance(x, jax.Array)), None)
+    if leaf is None or not leaf.committed or len(leaf.sharding.device_set) > 1:
+        return tree
+    return jax.device_put(tree, SingleDeviceSharding(*leaf.sharding.device_set))
+
+
+def _shared(tree: Any) -> Any:
+    """Arrays of this process alone as host values, of which every process has the same; those of all as they are."""
+    own = lambda x: isinstance(x, jax.Array) and x.is_fully_addressable  # noqa: E731
+    return jax.tree.map(lambda x: np.asarray(x) if own(x) else x, tree)
+
+
+def _plain(
+    engine: Engine,
+    params: EngineParams,
+    state: EngineState,
+    max_rounds: Int[Array, ""] | int,
+    until_running: Int[Array, ""] | int,
+) -> EngineState:
+    """`loop.decode` by plain decoding; the drafter hears nothing of it (`Gated` catches up)."""
+    bare, counters, batch = without_drafts(engine), state.rows.counters, state.rows.length.shape[0]
+    depths = ("depth_reached", "depth_accepted")
+    count = lambda r, **own: dataclasses.replace(r, counters=dataclasses.replace(r.counters, **own))  # noqa: E731
+    inner = EngineState(
+        rows=count(state.rows, **dict.fromkeys(depths, jnp.zeros((batch, 1), jnp.int32))),
+        target=state.target,
+        drafter=bare.drafter.init(None, batch, bare.max_len),
+        controller=bare.controller.init(batch),
+    )
+    after = loop.decode(bare, params, inner, max_rounds, until_running=until_running)
+    given = count(after.rows, **{name: getattr(counters, name) for name in depths})
+    return dataclasses.replace(state, rows=given, target=after.target)
 
 
 def _prefill(
-    engine: Engine, params: EngineParams, requests: rows.Requests, recalled: Int[Array, "r m"] | None
+    engine: Engine, params: EngineParams, requests: rows.Requests, store: Memory | None, at: Int[Array, "r"]
 ) -> EngineState:
     """Prompts prefilled, and their drafter told what is remembered of them."""
-    return _told(engine, rows.init(engine, params, requests), recalled)
+    return _told(engine, rows.init(engine, params, requests), store, at)
 
 
 def _put(
@@ -63,12 +133,14 @@ def _settle(
     if store is not None:
         where = jnp.where(done, at, -1)
         store = memory.remember(store, where, r.tokens, r.prompt_length, r.length, version)
+        if (mesh := devices.mesh_of(engine)) is not None:
+            store = lax.with_sharding_constraint(store, NamedSharding(mesh, P()))
     state = rows.release(engine, state, jnp.where(done, jnp.arange(size), size))
-    return _told(engine, state, None if store is None else memory.recall(store, at)), store
+    return _told(engine, state, store, at), store
 
 
-def _told(engine: Engine, state: EngineState, recalled: Int[Array, "b m"] | None) -> EngineState:
-    if recalled is None:
+def _told(engine: Engine, state: EngineState, store: Memory | None, at: Int[Array, "b"]) -> EngineState:
+    if store is None:
         return state
     drafter: Any = engine.drafter
-    return dataclasses.replace(state, drafter=drafter.recall(state.drafter, recalled))
+    return dataclasses.replace(state, drafter=drafter.recall(state.drafter, memory.recall(store, at)))

@@ -80,11 +80,15 @@ class Sync:
 
 @dataclasses.dataclass
 class Carried:
-    """What a call leaves to the next: earlier outputs, lengths, toggle, costs, what rows share, the policy's number."""
+    """What a call leaves to the next: earlier outputs, lengths, toggle, costs, what rows share, the policy's number.
+
+    measured: sizes whose costs were measured, and follow the clock; the others' were given.
+    """
 
     memory: Memory | None
     history: History
     toggle: ToggleState | None
     costs: dict[int, RoundCost]
+    measured: set[int] = dataclasses.field(default_factory=set)
     kept: list[Array] | None = None
     version: int = 0

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
-from spec_jax.engine import rows
+from spec_jax.control.cost import CostModel
+from spec_jax.engine import devices, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.measure import measure_cost
 from spec_jax.engine.requests import stack
 from spec_jax.engine.state import EngineState, Finish
-from spec_jax.rollout import compact, memory
-from spec_jax.rollout.programs import Programs
+from spec_jax.rollout import compact
+from spec_jax.rollout.programs import Programs, bound, without_drafts
 from spec_jax.rollout.records import Carried, Rollout, Segment
-from spec_jax.rollout.toggle import RoundCost, Toggle, gain
+from spec_jax.rollout.toggle import RoundCost, Toggle
 
 _MANY = 2**31 - 1
 
@@ -60,9 +61,12 @@ class Run:
         self.segments: list[Segment] = []
         given = carried.kept
         if given is None:
-            given = compact.fresh(engine, params(self.size, True))
+            given = programs.fresh(params(self.size, True))
+        target = params(self.size, True).target
+        given, carried.memory = bound(given, target), bound(carried.memory, target)
         carried.kept = None  # the arrays are given away: should this call fail, the next begins anew
-        self.state: EngineState = programs.begin(params(self.size, True), self.size, given)
+        begun = programs.begin(params(self.size, True), self.size, given)
+        self.state: EngineState = bound(begun, target)
 
     def warm_up(self) -> None:
         """Compile what batches of this size need and measure their rounds; the run itself is of no further use."""
@@ -70,6 +74,8 @@ class Run:
         self._measure()
         params, done = self.params(self.size, True), np.ones(self.size, bool)
         state = self.programs.decode(params, self.state, 0, until_running=0)
+        if self.toggle is not None:
+            state = self.programs.plain(self.params(self.size, False), state, 0, until_running=0)
         for size in (s for s in self.sizes if s < self.size):
             self.programs.shrink(params, state, size)
         at = jnp.full(self.size, -1, jnp.int32)
@@ -120,23 +126,22 @@ class Run:
     def _prefill(self) -> None:
         some, self.order = self.order[: self.prefill_rows], self.order[self.prefill_rows :]
         padded = [*some, *[some[0]] * (self.prefill_rows - len(some))]
-        store, recalled = self.carried.memory, None
-        if store is not None:
-            recalled = memory.recall(store, jnp.asarray(self.places[padded]))
-        requests = stack([self.requests[i] for i in padded])
-        self.fresh = self.programs.prefill(self.params(self.size, True), requests, recalled)
+        requests, at = stack([self.requests[i] for i in padded]), jnp.asarray(self.places[padded])
+        self.fresh = self.programs.prefill(self.params(self.size, True), requests, self.carried.memory, at)
         self.ready = [list(range(i * self.group, (i + 1) * self.group)) for i in some]
 
     def _segment(self, floor: int) -> None:
         index, on, bound = self.sizes.index(self.size), True, _MANY
-        if self.toggle is not None and self.carried.toggle is not None:
-            decided = self.toggle.decide(self.carried.toggle, index)
-            on, bound = bool(decided[0]), int(decided[1])
         self._measure()
+        if self.toggle is not None and self.carried.toggle is not None:
+            risk = self.carried.costs[self.size].risk
+            decided = jax.device_get(self.toggle.decide(self.carried.toggle, index, risk))
+            on, bound = bool(decided[0]), int(decided[1])
         r, own = self.state.rows, self.slots >= 0
         before = jax.device_get((r.length, r.counters.rounds, r.counters.scored))
         begin = time.perf_counter()
-        self.state = self.programs.decode(self.params(self.size, on), self.state, bound, until_running=floor)
+        program = self.programs.decode if on else self.programs.plain
+        self.state = program(self.params(self.size, on), self.state, bound, until_running=floor)
         r = self.state.rows
         *after, finish = jax.device_get((r.length, r.counters.rounds, r.counters.scored, r.finish))
         seconds = time.perf_counter() - begin
@@ -144,9 +149,8 @@ class Run:
         rounds, total = int(passes.max()), int(passes.sum())
         self.segments.append(Segment(self.size, self.busy, on, rounds, total, int(tokens.sum()), seconds))
         if self.toggle is not None and self.carried.toggle is not None:
-            cost, width = self.carried.costs[self.size], scored.sum() / max(total, 1)
-            gained = gain(float(tokens.sum()), total, float(max(width, 1)), cost) if on else 0.0
-            self.carried.toggle = self.toggle.observe(self.carried.toggle, index, on, rounds, gained)
+            told = (float(tokens.sum()) / max(total, 1), self._ratio(on, rounds, seconds, scored.sum() / max(total, 1)))
+            self.carried.toggle = self.toggle.observe(self.carried.toggle, index, on, rounds, *told)
         done = own & (finish != Finish.RUNNING)
         if done.any():
             self._settle(done)
@@ -184,11 +188,24 @@ class Run:
     def _measure(self) -> None:
         """What rounds take at this size, if somebody asks and nobody has said so."""
         asked = self.toggle is not None or (self.engine.controller.uses_cost and len(self.engine.widths) > 1)
-        costs = self.carried.costs
-        if not asked or self.size in costs:
+        if not asked or self.size in self.carried.costs:
             return
-        decode = lambda params, state, rounds: self.programs.decode(params, state, rounds, until_running=0)  # noqa: E731
-        time_of = lambda on: measure_cost(self.engine, self.params(self.size, on), self.state, decode)  # noqa: E731
-        table = time_of(True)
-        plain = table if self.toggle is None else time_of(False)
-        costs[self.size] = RoundCost(plain.seconds[0], table)
+
+        def time_of(engine: Engine, program: Callable[..., EngineState], on: bool) -> CostModel:
+            decode = lambda params, state, rounds: program(params, state, rounds, until_running=0)  # noqa: E731
+            return measure_cost(engine, self.params(self.size, on), self.state, decode)
+
+        table = plain = time_of(self.engine, self.programs.decode, True)
+        if self.toggle is not None:
+            plain = time_of(without_drafts(self.engine), self.programs.plain, False)
+        self.carried.costs[self.size] = RoundCost(plain.seconds[0], table)
+        self.carried.measured.add(self.size)
+
+    def _ratio(self, on: bool, rounds: int, seconds: float, width: float) -> float:
+        """Plain rounds that each of a segment's rounds took; where nobody has said so, the clock has a say in it."""
+        cost = self.carried.costs[self.size]
+        if self.size in self.carried.measured and rounds:
+            seconds = float(devices.of_first(self.engine, np.array(seconds)))
+            cost = cost.drafted(rounds, seconds, width) if on else cost.seen(rounds, seconds)
+            self.carried.costs[self.size] = cost
+        return cost.ratio(width) if on else 1.0

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.control.cost import CostModel
+
+_STEADY, _MOST = 8, 16.0
+"""Rounds in a row that weigh as much as what was known; most plain rounds' time that is put aside."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,40 +29,73 @@ class RoundCost:
         if not 0 < self.plain < float("inf"):
             raise ValueError(f"plain: got {self.plain!r}, takes a positive number")
 
-    def seconds(self, width: float) -> float:
-        """A speculative round of a mean width, rounded; between and beyond the model's own as it extends them."""
+    def ratio(self, width: float) -> float:
+        """Plain rounds that a speculative one of a mean width takes, rounded; the table says how it extends."""
         table = self.speculative
-        return float(table.at((max(1, round(width)),))[0]) * table.seconds[0]
+        return float(np.asarray(table.at((max(1, round(width)),)))[0]) * table.seconds[0] / self.plain
+
+    @property
+    def risk(self) -> float:
+        """Plain rounds that a speculative one of any width can take beyond the one that its first token is worth."""
+        return max(0.0, max(self.speculative.seconds) / self.plain - 1)
+
+    def seen(self, rounds: int, seconds: float) -> RoundCost:
+        """The costs after so many plain rounds in a row took so long; the more they are, the more they weigh.
+
+        A mean grows by 5 % at most: a pause of the machine would else make drafts look cheap.
+        """
+        moved = (seconds / rounds / self.plain) ** _weight(rounds)
+        return dataclasses.replace(self, plain=self.plain * min(moved, 1.05))
+
+    def drafted(self, rounds: int, seconds: float, width: float) -> RoundCost:
+        """The costs after so many speculative rounds in a row, of a mean width, took so long; all widths' alike."""
+        moved = min(seconds / rounds / (self.ratio(width) * self.plain), 8.0) ** _weight(rounds)
+        table = self.speculative
+        return dataclasses.replace(self, speculative=CostModel(table.nodes, tuple(s * moved for s in table.seconds)))
+
+
+def _weight(rounds: int) -> float:
+    return rounds / (rounds + _STEADY)
 
 
 @flax.struct.dataclass
 class ToggleState:
-    """By batch size: tokens per plain-round time that speculating brought (0: not tried); rounds until a new trial."""
+    """By batch size: what speculating brought, when it is tried again, and how long it goes on.
+
+    gain: tokens per plain round's time (0: not tried). saved: plain rounds' time that trials may cost. wait: plain
+    rounds before the next trial at least. look: rounds before the next decision while it pays.
+    """
 
     gain: Float[Array, "s"]
+    saved: Float[Array, "s"]
     wait: Int[Array, "s"]
+    look: Int[Array, "s"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Toggle:
     """Speculates where it has paid: EfficientRollout's on/off policy in our reading.
 
-    At each compiled batch size the gain is (tokens per row and round) x (plain round) / (speculative round). A size
-    that was not tried speculates for `probe` rounds; where the gain stays under `margin`, plain decoding goes on for
-    `every` rounds, then the drafter, whose store has grown, is tried again. A rollout is thus slower than plain
-    decoding by no more than probe x (cost ratio - gain) / (probe + every).
+    At each compiled batch size the gain is (tokens per row and round) x (plain round) / (speculative round). Plain
+    rounds put aside `loss` of their time for trials. A trial is made of what is put aside: as many rounds, `probe` at
+    most, as that pays for even if no draft is accepted. While the gain is over `margin`, speculation goes on, and is
+    looked at after `probe` rounds, twice as many, and so on up to `every`. Else plain rounds follow, `every` of them or
+    as many as make up for what was lost. So a rollout takes longer than plain decoding by no more than `loss`, but for
+    what a drafter loses after it has paid, until the next look.
 
     Attributes:
         margin: least gain that speculation must bring.
-        probe: rounds of a trial.
-        every: rounds between trials; while speculation is on, rounds between decisions.
+        probe: most rounds of a trial.
+        every: rounds behind a trial that did not pay at least; while speculation is on, between decisions at most.
         decay: weight of the older gain in the running mean.
+        loss: part of the plain rounds' time that trials may cost.
     """
 
     margin: float = 1.0
-    probe: int = 8
-    every: int = 256
+    probe: int = 4
+    every: int = 64
     decay: float = 0.5
+    loss: float = 0.02
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -67,43 +106,51 @@ class Toggle:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, takes an integer of at least 1")
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay: got {self.decay!r}, takes a number in [0, 1)")
+        if not 0 < self.loss <= 1:
+            raise ValueError(f"loss: got {self.loss!r}, takes a number in (0, 1]")
 
     def init(self, sizes: int) -> ToggleState:
-        """Nothing tried at any of `sizes` batch sizes."""
-        return ToggleState(jnp.zeros(sizes), jnp.zeros(sizes, jnp.int32))
+        """Nothing tried at any of `sizes` batch sizes, nothing put aside."""
+        ints = lambda value: jnp.full(sizes, value, jnp.int32)  # noqa: E731
+        return ToggleState(jnp.zeros(sizes), jnp.zeros(sizes), ints(0), ints(self.probe))
 
-    def decide(self, state: ToggleState, size: int) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-        """Whether to speculate at the size of that index, and for how many rounds before the next decision."""
-        gain, wait = state.gain[size], state.wait[size]
-        good = gain > self.margin
-        on = good | (gain == 0) | (wait <= 0)
-        return on, jnp.where(good, self.every, jnp.where(on, self.probe, jnp.minimum(wait, self.every)))
+    @functools.partial(jax.jit, static_argnums=0)
+    def decide(
+        self, state: ToggleState, size: Int[Array, ""] | int, risk: Float[Array, ""] | float
+    ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+        """Whether to speculate at the size of that index, and for how many rounds before the next decision.
 
+        risk: plain rounds that a speculative one can cost at most, less one (`RoundCost.risk`).
+        """
+        saved, wait, good = state.saved[size], state.wait[size], state.gain[size] > self.margin
+        need = jnp.minimum(risk, _MOST)
+        ready = (wait <= 0) & (saved >= need - 1e-4)
+        trial = jnp.clip(jnp.floor((jnp.minimum(saved, self.probe) + 1e-4) / jnp.maximum(risk, 1e-6)), 1, self.probe)
+        plain = jnp.clip(jnp.maximum(wait, jnp.ceil((need - saved) / self.loss - 1e-2)), 1, self.every)
+        rounds = jnp.where(good, state.look[size], jnp.where(ready, trial, plain))
+        return good | ready, rounds.astype(jnp.int32)
+
+    @functools.partial(jax.jit, static_argnums=0)
     def observe(
         self,
         state: ToggleState,
-        size: int,
+        size: Int[Array, ""] | int,
         on: Bool[Array, ""] | bool,
         rounds: Int[Array, ""] | int,
-        gain: Float[Array, ""] | float,
+        tokens: Float[Array, ""] | float = 1.0,
+        ratio: Float[Array, ""] | float = 1.0,
     ) -> ToggleState:
-        """The state after a segment of `rounds` rounds; gain is that of a speculating one."""
-        on = jnp.asarray(on) & (jnp.asarray(rounds) > 0)
-        old = state.gain[size]
-        mean = jnp.where(old == 0, gain, self.decay * old + (1 - self.decay) * gain)
-        after = jnp.where(on, mean, old)
-        waited = jnp.maximum(state.wait[size] - rounds, 0)
-        wait = jnp.where(on & (after <= self.margin), self.every, waited)
-        return ToggleState(state.gain.at[size].set(after), state.wait.at[size].set(wait.astype(jnp.int32)))
+        """The state after a segment of `rounds` rounds; of a speculating one, tokens per row and round, and its ratio.
 
-
-def gain(tokens: float, rounds: float, width: float, cost: RoundCost) -> float:
-    """Tokens per plain-round time of rows that emitted `tokens` in `rounds` (summed over rows) of a mean width."""
-    return tokens / max(rounds, 1) * cost.plain / cost.seconds(width)
-
-
-def speculates(
-    tokens: Float[Array, "*s"], plain: Float[Array, "*s"], speculative: Float[Array, "*s"], margin: float = 1.0
-) -> Bool[Array, "*s"]:
-    """Where a speculating round's tokens are worth its time: tokens x plain / speculative > margin."""
-    return tokens * plain > margin * speculative
+        ratio: plain rounds that one of its rounds took.
+        """
+        on, rounds = jnp.asarray(on) & (jnp.asarray(rounds) > 0), jnp.asarray(rounds, jnp.float32)
+        old, gain = state.gain[size], tokens / ratio
+        mean = jnp.where(on, jnp.where(old == 0, gain, self.decay * old + (1 - self.decay) * gain), old)
+        good = mean > self.margin
+        saved = jnp.minimum(state.saved[size] + rounds * jnp.where(on, tokens - ratio, self.loss), _MOST)
+        repaid = jnp.maximum(jnp.ceil(rounds * (ratio - tokens) / self.loss), self.every)
+        wait = jnp.where(on, jnp.where(good, 0, repaid), jnp.maximum(state.wait[size] - rounds, 0))
+        look = jnp.where(on & good, jnp.minimum(2 * state.look[size], self.every), self.probe)
+        put = lambda x, value: x.at[size].set(value.astype(x.dtype))  # noqa: E731
+        return ToggleState(put(state.gain, mean), put(state.saved, saved), put(state.wait, wait), put(state.look, look))

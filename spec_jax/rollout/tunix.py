@@ -35,7 +35,7 @@ from spec_jax.rollout.records import Rollout
 from spec_jax.rollout.toggle import Toggle
 from spec_jax.sampling.settings import Sampling
 
-_LLAMA_THETA = 1_000_000
+_USED_THETA = 1_000_000
 
 
 def siblings(target: Llama | Qwen, max_len: int) -> Engine:
@@ -45,7 +45,7 @@ def siblings(target: Llama | Qwen, max_len: int) -> Engine:
 
 
 class SpecRollout(base_rollout.BaseRollout):
-    """Rolls out a Tunix Llama 3, Qwen 2 / 2.5 or dense Qwen 3 on the actor's own arrays.
+    """Rolls out a Tunix Llama 3, Qwen 2 / 2.5, Qwen 3 (dense or sparse) or Gemma 3 (text) on the actor's own arrays.
 
     In the conventions of Tunix's vanilla rollout: tokens end before the first end-of-sequence token; log-probs are
     log_softmax(logits / T) of the token, whatever the truncation; prompts are left-padded. Greedy where top_p is None
@@ -166,7 +166,7 @@ class SpecRollout(base_rollout.BaseRollout):
         return nnx.to_pure_dict(nnx.state(self._actor, nnx.Param))
 
     def _params(self) -> Any:
-        return tunix_models.params_of(self._actor, self._state(), self._lora_scale)
+        return tunix_models.params_of(self._actor, jax.tree.map(_alone, self._state()), self._lora_scale)
 
     def _is_new(self) -> bool:
         """Whether the actor holds other arrays than the last call read, of which none is kept alive."""
@@ -210,13 +210,14 @@ class SpecRollout(base_rollout.BaseRollout):
         """The target whose logits are the actor's, by a text of a few tokens."""
         c, params = self._actor.config, self._params()
         n = 16
-        tokens = jnp.arange(1, n + 1)[None] * 7 % c.vocab_size
+        tokens = jnp.arange(1, n + 1)[None] * 7 % tunix_models.target_for(self._actor).vocab_size
         mask = jnp.tril(jnp.ones((1, n, n), bool))
         want = self._actor(tokens, jnp.arange(n)[None], None, mask)[0].astype(jnp.float32)
         want = jax.nn.log_softmax(want, axis=-1)
         after = jnp.take_along_axis(want[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
         best, apart = None, math.inf
-        for theta in dict.fromkeys((float(c.rope_theta), float(_LLAMA_THETA))):
+        own = getattr(c, "rope_theta", None)  # a Gemma 3 has two, and uses them
+        for theta in (None,) if own is None else dict.fromkeys((float(own), float(_USED_THETA))):
             target = tunix_models.target_for(self._actor, theta)
             got = teacher_forced(target, params, tokens, jnp.array([n]), 1.0, n)[:, 1:]
             difference = float(jnp.abs(got - after).max())
@@ -238,6 +239,11 @@ def grouped(prompts: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], int]
     runs = [b - a for a, b in zip([-1, *ends[:-1]], ends, strict=True)]
     group = math.gcd(*runs)
     return list(prompts[::group]), group
+
+
+def _alone(x: Array) -> Array:
+    """An array on a mesh of one device as one without a mesh, of the same buffer, whatever axes its trainer names."""
+    return x.addressable_data(0) if len(x.sharding.device_set) == 1 and hasattr(x.sharding, "mesh") else x
 
 
 def _until(tokens: np.ndarray, eos: np.ndarray) -> int:

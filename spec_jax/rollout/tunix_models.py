@@ -1,4 +1,4 @@
-"""Tunix's Llama 3, Qwen 2 / 2.5 and Qwen 3 as targets: their arrays as they are, read in another order.
+"""Tunix's Llama 3, Qwen 2 / 2.5, Qwen 3 and Gemma 3 as targets: their arrays as they are, read in another order.
 
 Nothing is copied: a leaf holds the arrays of the flax module and reshapes them where they are used, inside the program.
 Nothing of Tunix is imported here; a module is known by its class name and its `config`.
@@ -13,33 +13,34 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from spec_jax.models import llama, qwen
+from spec_jax.models import gemma_config, llama, qwen
 from spec_jax.models.config import LlamaConfig, RopeConfig
-from spec_jax.models.experts import Mlp
+from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention
-from spec_jax.models.linear import Projection, RowEmbedding
+from spec_jax.models.linear import ByHead, Projection, RowEmbedding
 from spec_jax.models.llama import Llama, LlamaParams
+from spec_jax.models.norms import OnePlus
 from spec_jax.models.qwen import Qwen, QwenParams
 from spec_jax.models.qwen_config import ATTENTION, QwenConfig
 
-FAMILIES = ("Llama3", "Qwen2", "Qwen3")
+FAMILIES = ("Llama3", "Qwen2", "Qwen3", "Gemma3")
 _LONGEST = 2**17
 
 
 def target_for(model: Any, theta: float | None = None) -> Llama | Qwen:
     """The target of a Tunix model's family and sizes.
 
-    theta: base of the rotary embedding; None takes the config's. (Tunix 0.1.7's Llama 3 rotates by 1,000,000 whatever
-    its config says; `tunix.SpecRollout` finds out which by comparing logits.)
+    theta: base of the rotary embedding; None takes the config's. (Tunix 0.1.7's Llama 3 and Qwen 3 rotate by
+    1,000,000 whatever their config says; `tunix.SpecRollout` finds out which by comparing logits.)
 
     Raises:
-        ValueError: for another family, or sparse experts, whose kernels can't be read in place.
+        ValueError: for another family.
     """
     family, c = type(model).__name__, getattr(model, "config", None)
     if family not in FAMILIES or c is None:
         raise ValueError(f"model: got a {family}, takes one of Tunix's {', '.join(FAMILIES)}")
-    if getattr(c, "num_experts", None):
-        raise ValueError(f"model: got a {family} of {c.num_experts} experts, takes a dense one")
+    if family == "Gemma3":
+        return Qwen(_gemma(c))
     rope = RopeConfig(theta=float(c.rope_theta if theta is None else theta))
     sizes: dict[str, Any] = {
         "vocab_size": c.vocab_size,
@@ -54,7 +55,11 @@ def target_for(model: Any, theta: float | None = None) -> Llama | Qwen:
         "tie_word_embeddings": _tied(c),
     }
     if family == "Qwen3":
-        return Qwen(QwenConfig(layer_types=(ATTENTION,) * c.num_layers, sparse=(False,) * c.num_layers, **sizes))
+        if sparse := bool(getattr(c, "num_experts", None)):
+            sizes |= {"num_experts": c.num_experts, "num_experts_per_tok": c.num_experts_per_tok}
+            sizes |= {"moe_intermediate_size": sizes.pop("intermediate_size")}
+        layers = {"layer_types": (ATTENTION,) * c.num_layers, "sparse": (sparse,) * c.num_layers}
+        return Qwen(QwenConfig(**layers, **sizes))
     return Llama(LlamaConfig(num_layers=c.num_layers, attention_bias=family == "Qwen2", **sizes))
 
 
@@ -70,9 +75,10 @@ def params_of(
         dtype: that of activations; None takes the config's, or that of the embedding.
 
     Raises:
-        ValueError: for LoRA pairs without their scale.
+        ValueError: for LoRA pairs without their scale, or of experts or of a Gemma's queries, keys and values.
     """
     c, family = model.config, type(model).__name__
+    gemma = family == "Gemma3"
     table = state["embedder"]["input_embedding"]
     if dtype is None:
         dtype = getattr(c, "dtype", table.dtype)
@@ -84,22 +90,79 @@ def params_of(
         pair = {"a": leaf.get(f"{name}_lora_a"), "b": leaf.get(f"{name}_lora_b")}
         return Projection(leaf[name], leaf.get("bias", bias), **pair, inputs=inputs, scale=lora_scale or 0.0)
 
+    def experts(m: Mapping[str, Any]) -> Experts:
+        names = ("gate_proj", "up_proj", "down_proj")
+        if more := {*m, *m["router"]} - {*names, "router", "kernel"}:
+            raise ValueError(f"model: got experts with {', '.join(sorted(more))}, takes ones without LoRA parameters")
+        return Experts(m["router"]["kernel"], *(m[name] for name in names))
+
+    def by_head(leaf: Mapping[str, Any], part: int | None = None) -> Any:
+        if "w_lora_a" in leaf:
+            raise ValueError("model: got a Gemma3 with LoRA pairs of its queries, keys or values, takes one without")
+        return ByHead(leaf["w"], part)
+
+    def gemma_layer(own: Mapping[str, Any]) -> qwen.Layer:
+        a, m = own["attn"], own["mlp"]
+        if "qkv_einsum" in a:
+            q, k, v = (by_head(a["qkv_einsum"], i) for i in range(3))
+        else:
+            q, (k, v) = by_head(a["q_einsum"]), (by_head(a["kv_einsum"], i) for i in range(2))
+        norms = OnePlus(a["_query_norm"]["scale"]), OnePlus(a["_key_norm"]["scale"])
+        attention: Any = Attention(q, k, v, linear(a["attn_vec_einsum"], inputs=2), *norms)
+        gate, up, down = (linear(m[f"{n}_proj"]) for n in ("gate", "up", "down"))
+        norm = lambda name: OnePlus(own[name]["scale"])  # noqa: E731
+        before, after = ("pre_attention_norm", "pre_ffw_norm"), ("post_attention_norm", "post_ffw_norm")
+        mlp = Mlp(gate, up, down, gelu=True)
+        return qwen.Layer(norm(before[0]), attention, norm(before[1]), mlp, *map(norm, after))
+
     def layer(own: Mapping[str, Any]) -> Any:
+        if gemma:
+            return gemma_layer(own)
         a, m = own["attn"], own["mlp"]
         maps = {n: linear(a[f"{n}_proj"], bias=a.get(f"{n}_bias")) for n in "qkv"}
         maps["o"] = linear(a["o_proj"], inputs=2)
-        mlp = {n: linear(m[f"{n}_proj"]) for n in ("gate", "up", "down")}
+        dense: Any = {} if "router" in m else {n: linear(m[f"{n}_proj"]) for n in ("gate", "up", "down")}
         norms = own["input_layernorm"]["w"], own["post_attention_layernorm"]["w"]
         if family == "Qwen3":
             attention: Any = Attention(**maps, q_norm=a["q_norm"]["w"], k_norm=a["k_norm"]["w"])
-            return qwen.Layer(mixer_norm=norms[0], mixer=attention, mlp_norm=norms[1], mlp=Mlp(**mlp))
-        return llama.Layer(attention_norm=norms[0], **maps, mlp_norm=norms[1], **mlp)
+            mlp = Mlp(**dense) if dense else experts(m)
+            return qwen.Layer(mixer_norm=norms[0], mixer=attention, mlp_norm=norms[1], mlp=mlp)
+        return llama.Layer(attention_norm=norms[0], **maps, mlp_norm=norms[1], **dense)
 
     layers = tuple(layer(state["layers"][i]) for i in sorted(state["layers"], key=int))
-    head: Any = None if _tied(c) else linear(state["lm_head"])
+    head: Any = None if gemma or _tied(c) else linear(state["lm_head"])
     embedding: Any = RowEmbedding(table, jnp.dtype(dtype))
-    kind = QwenParams if family == "Qwen3" else LlamaParams
-    return kind(embedding=embedding, layers=layers, norm=state["final_norm"]["w"], head=head)
+    kind = QwenParams if family in ("Qwen3", "Gemma3") else LlamaParams
+    norm: Any = OnePlus(state["final_norm"]["scale"]) if gemma else state["final_norm"]["w"]
+    return kind(embedding=embedding, layers=layers, norm=norm, head=head)
+
+
+def _gemma(c: Any) -> QwenConfig:
+    """The config of a Tunix Gemma 3; ValueError for one with a vision tower."""
+    if c.vision_config is not None:
+        raise ValueError("model: got a Gemma3 with a vision tower, takes a text model")
+
+    def rope(theta: float, factor: float) -> RopeConfig:
+        return RopeConfig(theta=float(theta), **({} if factor == 1 else {"type": "linear", "factor": float(factor)}))
+
+    scalar = c.head_dim if c.query_pre_attn_norm.name == "BY_ONE_OVER_SQRT_HEAD_DIM" else c.embed_dim // c.num_heads
+    return QwenConfig(
+        vocab_size=c.num_embed,
+        hidden_size=c.embed_dim,
+        intermediate_size=c.hidden_dim,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        layer_types=gemma_config.layer_types(c.num_layers),
+        sparse=(False,) * c.num_layers,
+        rms_norm_eps=1e-6,
+        rope=rope(c.global_base_frequency, c.global_scale_factor),
+        local_rope=rope(c.local_base_frequency, c.local_scale_factor),
+        max_position_embeddings=_LONGEST,
+        sliding_window=c.sliding_window_size,
+        query_scale=scalar**-0.5,
+        **gemma_config.SETTINGS,
+    )
 
 
 def _tied(config: Any) -> bool:

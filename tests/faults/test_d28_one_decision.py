@@ -51,12 +51,16 @@ def test_a_device_that_decides_alone_is_caught(eight, fault):
     assert eight["verdicts"][fault] == {"equal": False, "agree": False}
 
 
-def test_two_processes_give_one_devices_text(eight):
+def two(*arguments):
+    """What each of two processes of one job did."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    pair = [start(2, "two", port, index) for index in range(2)]
-    first, second = map(result, pair)
+    return tuple(map(result, [start(2, "two", port, index, *arguments) for index in range(2)]))
+
+
+def test_two_processes_give_one_devices_text(eight):
+    first, second = two()
     assert first == second == eight["alone"]
     assert sum(counters["accepted"] for _, counters in first) > 10
 
@@ -69,6 +73,16 @@ def test_what_can_not_be_split_is_refused(eight):
     batch, target = eight["refused"]
     assert batch == "batch: got 3 slots, takes a multiple of the mesh's 2 along data"
     assert target == "mesh: got one with the target AuditTarget, takes one with a Llama or Qwen"
+
+
+@pytest.mark.slow
+def test_two_processes_roll_out_by_one_clock():
+    """Each measures other times; what is decided by them is the same, and the text is one process's without drafts."""
+    alone, (first, second) = result(start(1, "rolled"))["rolled"], two("rolled")
+    assert first["own"] != second["own"] and len(first["own"]) == len(second["own"])
+    assert first["costs"] == second["costs"] and first["chosen"] == second["chosen"]
+    assert {drafting for _, drafting, _, _ in first["chosen"]} == {True, False}
+    assert first["texts"] == second["texts"] == alone["texts"]
 
 
 @pytest.mark.slow

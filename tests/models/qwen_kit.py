@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.models import qwen_tensors
+from spec_jax.models import gemma_config, qwen_tensors
 from spec_jax.models.qwen import Qwen, QwenParams
 from spec_jax.models.qwen_config import QwenConfig
 from spec_jax.models.qwen_shapes import required_tensors
@@ -42,6 +42,18 @@ FAMILIES = {
     "Qwen3_5": DELTA,
     "Qwen3_5Moe": DELTA | EXPERTS | SHARED,
 }
+GEMMA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    },
+}
+FAMILIES["Gemma3"] = GEMMA
 
 
 def theirs(kind: str, **changes):
@@ -54,7 +66,8 @@ def theirs(kind: str, **changes):
     fields = SIZES | FAMILIES[kind] | changes
     if kind == "Qwen3_5Moe":
         del fields["intermediate_size"]
-    config = getattr(transformers, f"{kind}TextConfig" if "3_5" in kind else f"{kind}Config")(**fields)
+    text = kind in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    config = getattr(transformers, f"{kind}TextConfig" if text else f"{kind}Config")(**fields)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -70,7 +83,8 @@ def theirs(kind: str, **changes):
 
 
 def ours(model) -> tuple[Qwen, QwenParams]:
-    config = QwenConfig.from_hf(model.config.to_dict())
+    fields = model.config.to_dict()
+    config = (gemma_config if fields["model_type"] == gemma_config.MODEL_TYPE else QwenConfig).from_hf(fields)
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     return Qwen(config), qwen_tensors.from_tensors(config, tensors)
 

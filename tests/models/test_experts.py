@@ -55,6 +55,15 @@ def test_forms_are_a_loop_over_rows(form, block, monkeypatch):
     np.testing.assert_allclose(mixed(form, leaves, x), by_row(leaves, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", ["dense", "loop", "ragged", "blocks"])
+def test_experts_of_another_dtype_are_taken_in_that_of_the_rows(form):
+    leaves, x = made()
+    x = x.astype(jnp.bfloat16)
+    cast = lambda tree: jax.tree.map(lambda y: y.astype(jnp.bfloat16), tree)  # noqa: E731
+    mixed_dtypes = dataclasses.replace(cast(leaves), router=leaves.router, gate=leaves.gate, down=leaves.down)
+    np.testing.assert_array_equal(*(mixed(form, some, x).astype(jnp.float32) for some in (cast(leaves), mixed_dtypes)))
+
+
 @pytest.mark.parametrize(("form", "block"), [("ragged", 128), ("blocks", 3), ("blocks", 128)])
 def test_gradients_are_those_of_every_expert_applied(form, block, monkeypatch):
     monkeypatch.setattr(experts, "_BLOCK", block)

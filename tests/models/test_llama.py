@@ -75,8 +75,10 @@ def their_logits(torch, model, tokens):
         return model(torch.tensor(np.asarray(tokens))).logits.numpy()
 
 
-def chain_tree(tokens):
-    return jax.vmap(chain)(tokens[:, 0], tokens[:, 1:], jnp.full(len(tokens), tokens.shape[1] - 1))
+def chain_tree(tokens, length=None):
+    """Chains of tokens, of which the first `length` are real."""
+    drafted = (length or tokens.shape[1]) - 1
+    return jax.vmap(chain)(tokens[:, 0], tokens[:, 1:], jnp.full(len(tokens), drafted))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -146,8 +148,10 @@ def test_tree_nodes_equal_their_own_chains():
     tree = tree_of(PARENTS, 2)
     logits = score(target, params, state, tree)[0].logits
     for node in range(len(PARENTS)):
-        own = chain_tree(tree.tokens[:, jnp.asarray(path_of(node))])
-        np.testing.assert_allclose(logits[:, node], score(target, params, state, own)[0].logits[:, -1], atol=1e-5)
+        path = path_of(node)
+        own = chain_tree(tree.tokens[:, jnp.asarray(path + [7] * (4 - len(path)))], len(path))
+        alone = score(target, params, state, own)[0].logits[:, len(path) - 1]
+        np.testing.assert_allclose(logits[:, node], alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("node", range(len(PARENTS)))
@@ -159,29 +163,35 @@ def test_committed_state_equals_a_fresh_run(node):
     path = path_of(node)
     padded = jnp.asarray([path + [0] * (8 - len(path))] * 2)
     moved = commit(target, state, staged, padded, jnp.full(2, len(path)))
-    for row, start in enumerate((29, 25)):
-        text = jnp.concatenate([tokens[row, :start], tree.tokens[row, jnp.asarray(path)]])[None]
-        fresh = prefill(target, params, target.init_state(params, 1, 200), text, jnp.asarray([text.shape[1]]))[1]
-        assert int(moved.length[row]) == int(fresh.length[0]) == text.shape[1]
-        for got, want in zip((*moved.k, *moved.v), (*fresh.k, *fresh.v), strict=True):
-            np.testing.assert_allclose(got[row, :, : text.shape[1]], want[0, :, : text.shape[1]], atol=1e-5)
+    texts = [np.append(tokens[row, :start], tree.tokens[row, jnp.asarray(path)]) for row, start in enumerate((29, 25))]
+    block, count = np.stack([np.pad(t, (0, 40 - len(t))) for t in texts]), [len(t) for t in texts]
+    fresh = prefill(target, params, target.init_state(params, 2, 200), jnp.asarray(block), jnp.asarray(count))[1]
+    assert moved.length.tolist() == fresh.length.tolist() == count
+    for got, want in zip((*moved.k, *moved.v), (*fresh.k, *fresh.v), strict=True):
+        for row, n in enumerate(count):
+            np.testing.assert_allclose(got[row, :, :n], want[row, :, :n], atol=1e-5)
 
 
 def test_scoring_leaves_the_state_alone():
     target, params = small()
     _, state = prefilled(target, params)
-    _, _, after = target.score(params, state, tree_of(PARENTS, 2))
-    assert all(a is b for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
+
+    def check(state):
+        _, _, after = target.score(params, state, tree_of(PARENTS, 2))
+        assert all(a is b for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True))
+
+    jax.eval_shape(check, state)
 
 
 def test_staged_scoring_extends_a_tree():
     target, params = small()
     _, state = prefilled(target, params)
     tree = tree_of(PARENTS, 2)
-    whole, rows, _ = target.score(params, state, tree)
+    whole, rows, _ = score(target, params, state, tree)
     staged, parts = target.stage(state, 8), []
+    some = jax.jit(lambda staged, start, n: target.score(params, state, tree, staged, (start, n)), static_argnums=2)
     for start, n in ((0, 1), (1, 2), (3, 3), (6, 2)):
-        output, staged, _ = target.score(params, state, tree, staged, (start, n))
+        output, staged, _ = some(staged, start, n)
         parts.append(output.logits)
     np.testing.assert_allclose(jnp.concatenate(parts, 1), whole.logits, atol=1e-5)
     for got, want in zip(jax.tree.leaves(staged), jax.tree.leaves(rows), strict=True):

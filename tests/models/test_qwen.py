@@ -37,7 +37,7 @@ def test_logits_equal_transformers(variant):
     np.testing.assert_allclose(text.logits, want, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["Qwen3Next", "Qwen3Moe", "window", "window, stacked"])
+@pytest.mark.parametrize("variant", ["Qwen3Next", "Qwen3Moe", "window", "window, stacked", "Gemma3, stacked"])
 def test_ragged_prefill_then_steps_equal_transformers(variant):
     kind, changes = VARIANTS[variant.split(",")[0]]
     model = theirs(kind, **changes)
@@ -77,7 +77,7 @@ def test_taps_are_hidden_states_as_transformers_counts_them():
     np.testing.assert_allclose(last, hidden[2].numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Qwen3", "Gemma3"])
 def test_a_directory_that_transformers_wrote(kind, tmp_path):
     model = theirs(kind)
     model.save_pretrained(tmp_path)
@@ -238,16 +238,18 @@ def test_gradients_reach_every_leaf():
         assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
 
 
+mtp_score, mtp_commit = jax.jit(mtp.score, static_argnums=0), jax.jit(mtp.commit)
+
+
 def test_the_mtp_head_scores_as_it_reads_texts():
     target, params = kit.small(MTP)
     rng = np.random.default_rng(5)
     context = jnp.asarray(rng.normal(size=(2, 9, 32)), jnp.float32)
     tokens = jnp.asarray(rng.integers(0, VOCAB, (2, 9)), jnp.int32)
     want, _ = jax.jit(mtp.forward_text, static_argnums=0)(MTP, params, context, tokens)
-    mtp_score = jax.jit(mtp.score, static_argnums=0)
     state = mtp.init_state(MTP, params, 2, 16)
     _, staged = mtp_score(MTP, params, state, context[:, :5], chain_of(tokens[:, :5]))
-    state = mtp.commit(state, staged, jnp.broadcast_to(jnp.arange(5), (2, 5)), jnp.asarray([5, 5]))
+    state = mtp_commit(state, staged, jnp.broadcast_to(jnp.arange(5), (2, 5)), jnp.asarray([5, 5]))
     output, staged = mtp_score(MTP, params, state, context[:, 5:], chain_of(tokens[:, 5:]))
     np.testing.assert_allclose(output.logits, want.logits[:, 5:], atol=2e-5)
     np.testing.assert_allclose(output.context, want.context[:, 5:], atol=2e-5)
@@ -270,7 +272,6 @@ def test_further_steps_of_the_mtp_head_are_those_it_drafts():
     run = jax.jit(mtp.forward_steps, static_argnums=(0, 4))
     outputs, balance = run(MTP, params, context, tokens, steps)
     assert len(outputs) == steps and balance > 0
-    mtp_score = jax.jit(mtp.score, static_argnums=0)
     state = mtp.init_state(MTP, params, 2, 16)
     for place in (4, 0, 8):
         now, first = state, 0
@@ -279,7 +280,7 @@ def test_further_steps_of_the_mtp_head_are_those_it_drafts():
             drafted, staged = mtp_score(MTP, params, now, rows, chain_of(tokens[:, first : place + 1 + s]))
             np.testing.assert_allclose(drafted.logits[:, -1], output.logits[:, place], atol=3e-5)
             n = place + 1 + s - first
-            now = mtp.commit(now, staged, jnp.broadcast_to(jnp.arange(n), (2, n)), jnp.asarray([n, n]))
+            now = mtp_commit(now, staged, jnp.broadcast_to(jnp.arange(n), (2, n)), jnp.asarray([n, n]))
             first = place + 1 + s
     for short in ((tokens, steps - 1), (tokens[:, :0], 0)):
         with pytest.raises(ValueError, match="tokens: got"):

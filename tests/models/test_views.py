@@ -1,6 +1,7 @@
 """Views of a target: the same arrays, fewer layers or fewer bits."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ def params(seed=0):
     return LlamaParams(array(16, 32), tuple(layer() for _ in range(4)), 1 + array(16), Dense(array(16, 32)))
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def logits(target, params):
     tokens = jnp.asarray([[3, 1, 4, 1, 5]])
     tree = Tree(tokens, jnp.arange(-1, 4)[None], jnp.ones((1, 5), bool))
@@ -99,3 +101,24 @@ def test_layers_that_are_none_are_refused():
             views.skip(target, whole, wrong)
     with pytest.raises(ValueError, match="params: got stacked layers"):
         views.skip(target, stack_layers(whole), (1,))
+
+
+def test_a_window_is_all_that_a_windowed_view_sees():
+    target, whole = Llama(CONFIG, taps=(4,)), params()
+    view = views.windowed(target, 2)
+    assert view.taps == ()
+    parent = jnp.arange(-1, 4)[None]
+    run = lambda model, tokens: model.score(  # noqa: E731
+        whole, model.init_state(whole, 1, 8), Tree(jnp.asarray([tokens]), parent, jnp.ones((1, 5), bool))
+    )[0].logits[0, -1]
+    one, other = [3, 1, 4, 1, 5], [9, 1, 4, 1, 5]  # a window of 2 in four layers reaches five tokens back
+    np.testing.assert_allclose(
+        run(views.windowed(target, 1), one), run(views.windowed(target, 1), [0, 0, 0, 0, 5]), atol=1e-5
+    )
+    assert (
+        np.abs(run(view, one) - run(target, one)).max() > 1e-3 and np.abs(run(view, one) - run(view, other)).max() > 0
+    )
+    with pytest.raises(ValueError, match="target: got one with a window of 2"):
+        views.windowed(view, 2)
+    with pytest.raises(ValueError, match="tokens: got 0"):
+        views.windowed(target, 0)

@@ -1,5 +1,7 @@
 """Rollout engines: the text is the policy's and the key's, whatever drafts, shrinks or waits."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -124,7 +126,7 @@ def test_nothing_compiles_behind_the_warm_up(drafting, compiled):
     """Bounded programs and memory, whatever comes: prompts of all lengths, groups, budgets, policies."""
     kit.policy(1)
     programs, alive = drafting.programs, sum(x.nbytes for x in jax.live_arrays())
-    assert programs == compiled <= 1 + 4 * len(SIZES) + 1
+    assert programs == compiled <= 4 + 5 * len(SIZES) + 1
     rng = np.random.default_rng(0)
     for i in range(4):
         prompts = [rng.integers(1, kit.WORDS, n).tolist() for n in rng.integers(1, 20, 5)]
@@ -135,15 +137,31 @@ def test_nothing_compiles_behind_the_warm_up(drafting, compiled):
     assert sum(x.nbytes for x in jax.live_arrays()) <= alive
 
 
+def test_a_policy_that_is_bound_to_a_device_compiles_no_more(compiled):
+    """As a trainer's arrays are: neither in the first call behind the warm-up nor later, for a new policy."""
+    policies = [jax.device_put(kit.policy(i), jax.devices()[0]) for i in range(2)]
+    engine = kit.drafting(SIZES, key=5, toggle=Toggle(probe=2, every=4))
+    engine.update_params(policies[0], new=False)
+    engine.warm_up(kit.PROMPTS[0], kit.BUDGET)
+    assert engine.programs == compiled
+    for i in range(3):
+        engine.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP)
+        engine.update_params(policies[i % 2])
+    assert engine.programs == compiled
+
+
 def test_where_speculation_does_not_pay_it_is_off(drafting, monkeypatch):
-    """A pass that costs six times a plain one: after a trial at each size the rollout decodes plainly."""
-    monkeypatch.setattr(drafting, "_toggle", Toggle(probe=2, every=100))
+    """A pass costs six times a plain one: but for a trial of one round at each size the rollout decodes plainly."""
+    toggle = Toggle(probe=2, every=100, loss=0.5)
+    monkeypatch.setattr(drafting, "_toggle", toggle)
     monkeypatch.setattr(drafting.carried, "costs", kit.costs(SIZES, drafted=6.0))
-    monkeypatch.setattr(drafting.carried, "toggle", Toggle().init(len(SIZES)))
-    rollout = drafting.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP)
+    monkeypatch.setattr(drafting.carried, "toggle", toggle.init(len(SIZES)))
+    segments = [s for _ in range(2) for s in drafting.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP).segments]
     for size in SIZES:
-        assert sum(s.rounds for s in rollout.segments if s.size == size and s.drafting) <= 2
-    plain = [s for s in rollout.segments if not s.drafting]
+        own = [s for s in segments if s.size == size]
+        assert not own[0].drafting and sum(s.rounds for s in own if s.drafting) == 1
+        assert sum(s.rounds for s in itertools.takewhile(lambda s: not s.drafting, own)) == 10
+    plain = [s for s in segments if not s.drafting]
     assert sum(s.rounds for s in plain) > 10 and all(s.tokens == s.row_rounds for s in plain)
 
 

@@ -92,7 +92,7 @@ def test_a_drafter_that_reads_the_target_is_refused():
 def test_a_drafter_made_of_every_policy():
     """The policy itself drafts: all is accepted under every policy that it was derived from, less under another one."""
     engine = kit.engine(MODEL, widths=(1, K + 1))
-    costs = kit.costs((4,), nodes=K + 1)
+    costs = kit.costs((4,), drafted=1.0, nodes=K + 1)
     derived = RolloutEngine(engine, kit.policy(), sizes=(4,), derive=lambda p: p, toggle=Toggle(), costs=costs)
     stale = RolloutEngine(engine, kit.policy(), kit.policy(), sizes=(4,), toggle=Toggle(), costs=costs)
     found = []

@@ -1,6 +1,7 @@
 """The GRPO script's parts: rewards that check, advantages, a ratio of one on policy; and a run that goes on."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from scripts.grpo import policy as policies
-from scripts.grpo import tasks, trainer
+from scripts.grpo import tasks, trainer, two_samples
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def test_rewards_tell_right_from_wrong():
     assert sums.reward(0, ";".join([*first[:2], "7."])) == 0.5 and sums.reward(0, "") == 0.0
     assert sums.reward(0, f"0+0=0;{first[2]}") == 0.5
     chat = tasks.chat_sums(2, 0)
-    a, b = (int(w.strip(".")) for w in chat.prompts[1].split() if w.strip(".").isdigit())
+    a, b = map(int, re.findall(r"\d+", chat.prompts[1]))
     assert chat.reward(1, f"{a} and {b}: it is {a + b}.") == 1.0 and chat.reward(1, f"{a + b + 1}") == 0.0
     code = tasks.parsing(3, 0)
     assert code.reward(0, "return name\n") == 1.0 and code.reward(0, "return )\n    x\n") == 0.0
@@ -53,26 +54,46 @@ def test_a_gradient_on_policy():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), got, want(model.params))
 
 
+def test_two_samples_of_one_law_are_told_from_two_laws():
+    """Another mean; and another law with the same means, which the texts alone tell."""
+    rng = np.random.default_rng(0)
+    same, again = (rng.choice(4, (3, 200), p=(0.1, 0.4, 0.4, 0.1)) for _ in range(2))
+    tiled = lambda *values: np.tile(values, (3, 20))  # noqa: E731
+    even, shifted, spread = tiled(*[0, 1, 2, 3] * 2, 1, 2), tiled(*[1, 2, 2, 3] * 2, 1, 2), tiled(*[0, 3] * 4, 1, 2)
+    of = lambda x: {"value": x.astype(float)}  # noqa: E731
+    texts = lambda x: [[(t,) for t in row] for row in x.tolist()]  # noqa: E731
+    compare = lambda a, b: two_samples.compare(of(a), of(b), (texts(a), texts(b)), draws=999)  # noqa: E731
+    one = compare(same, again)
+    value = one["figures"]["value"]
+    assert one["equal"] and abs(value["difference"]) < value["half_width"] < 0.15
+    two, three = compare(even, shifted), compare(even, spread)
+    assert not two["equal"] and two["figures"]["value"]["p_value"] == 0.001
+    assert not three["equal"] and three["texts_p_value"] == 0.001 and three["figures"]["value"]["p_value"] == 1.0
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_was(tmp_path):
-    """Three steps at once, and one and then two: the same rewards; both sides' tokens are the same."""
+    """Three steps at once, and one and then two: the same rewards; both sides' tokens are the same.
 
-    def run(name, *arguments):
-        command = [
-            sys.executable,
-            ROOT / "scripts" / "rollout_grpo.py",
-            "--quick",
-            "--run",
-            tmp_path / name,
-            *arguments,
-        ]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, cwd=ROOT)
+    All rounds draft, which a run's settings say: it does not go on without.
+    """
+
+    def run(name, *arguments, check=True):
+        script = (sys.executable, ROOT / "scripts" / "rollout_grpo.py", "--quick", "--run", tmp_path / name)
+        command = [str(x) for x in (*script, *arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=check, cwd=ROOT)
+
+    def result(done):
         return json.loads(done.stdout.splitlines()[-1])
 
-    whole = run("a", "--steps", "3")
-    run("b", "--steps", "1")
-    rest = run("b", "--steps", "3", "--resume")
+    whole = result(run("a", "--steps", "3", "--always"))
+    run("b", "--steps", "1", "--always")
+    other = run("b", "--steps", "3", "--resume", check=False)
+    assert other.returncode and "always" in other.stderr
+    rest = result(run("b", "--steps", "3", "--resume", "--always"))
+    assert all(r["drafting"] == 1.0 for r in whole["steps"]) and whole["toggle"] == []
     assert [r["reward"] for r in whole["steps"]] == [r["reward"] for r in rest["steps"]]
     assert [r["tokens"] for r in whole["steps"]] == [r["tokens"] for r in rest["steps"]]
-    for result in (whole, rest):
-        assert result["replay"]["different"] == 0 and max(r["off_policy"] for r in result["steps"]) < 1e-4
+    for found in (whole, rest):
+        assert found["replay"]["different"] == 0 and max(r["off_policy"] for r in found["steps"]) < 1e-4
+        assert found["reward_apart"] == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spec_jax.control.cost import CostModel
-from spec_jax.rollout import schedule, toggle
+from spec_jax.rollout import schedule
 from spec_jax.rollout.prompts import Prompts
 from spec_jax.rollout.toggle import RoundCost, Toggle
 
@@ -67,25 +67,47 @@ def test_a_length_head_finds_what_made_the_lengths():
 COST = RoundCost(1.0, CostModel((1, 8), (1.1, 2.0)))
 
 
-def test_gain_is_tokens_over_time():
-    assert toggle.gain(30, 10, 8, COST) == pytest.approx(1.5) and toggle.gain(10, 10, 1, COST) == pytest.approx(1 / 1.1)
-    given = (jnp.array([1.5, 1.5]), jnp.ones(2), jnp.array([1.4, 1.6]))
-    assert toggle.speculates(*given).tolist() == [True, False]
-    assert toggle.speculates(*given, margin=1.1).tolist() == [False, False]
+def test_a_rounds_cost_in_plain_rounds():
+    """By the table, which follows the clock: eight rounds in a row weigh as much as what was known."""
+    assert COST.ratio(8) == pytest.approx(2.0) and COST.ratio(1) == pytest.approx(1.1) and COST.risk == 1.0
+    drafted = COST.drafted(8, 32.0, 8)
+    assert drafted.ratio(8) == pytest.approx(2**1.5) and drafted.ratio(1) == pytest.approx(1.1 * 2**0.5)
+    assert COST.drafted(8, 9999.0, 8).ratio(8) == pytest.approx(2 * 8**0.5)
+    assert COST.seen(8, 2.0).plain == 0.5 and COST.seen(1, 99.0).plain == 1.05
+    assert RoundCost(3.0, COST.speculative).risk == 0.0
 
 
-def test_a_toggle_tries_waits_and_tries_again():
-    t = Toggle(margin=1.0, probe=4, every=10, decay=0.0)
-    s, choices = t.init(2), []
-    for gain in (0.8, 0.0, 1.3, 1.3, 0.7, 0.0):
-        on, rounds = t.decide(s, 1)
-        choices.append((bool(on), int(rounds)))
-        s = t.observe(s, 1, on, rounds, gain)
-    assert choices == [(True, 4), (False, 10), (True, 4), (True, 10), (True, 10), (False, 10)]
-    assert s.gain[0] == 0 and s.wait[0] == 0
+def played(toggle, ratio, tokens, risk, rounds):
+    """Choices of a toggle until so many rounds have run, and what they took against plain ones' time."""
+    s, choices, time, given = toggle.init(2), [], 0.0, 0.0
+    while sum(n for _, n in choices) < rounds:
+        on, n = toggle.decide(s, 1, risk)
+        choices.append((bool(on), int(n)))
+        brought = tokens(len(choices)) if on else 1.0
+        s = toggle.observe(s, 1, on, n, brought, ratio if on else 1.0)
+        time, given = time + n * (ratio if on else 1.0), given + n * brought
+    assert s.gain[0] == 0 == s.saved[0]
+    return choices, time / given
 
 
-@pytest.mark.parametrize("options", [{"margin": 0}, {"probe": 0}, {"every": 0}, {"decay": 1.0}])
+def test_a_trial_costs_what_was_put_aside():
+    t = Toggle(probe=4, every=100, loss=0.02)
+    for risk, first in ((1.0, 50), (3.0, 150), (9.0, 450), (0.5, 25), (0.1, 5)):
+        choices, slower = played(t, 1 + risk, lambda _: 1.0, risk, 5000)
+        at = choices.index((True, 1))
+        assert sum(n for _, n in choices[:at]) == first and slower <= 1.02
+        assert max(n for on, n in choices if on) <= min(4, max(1, 4 / risk)) and all(n <= 100 for _, n in choices)
+        assert all(not now[0] or not before[0] for before, now in itertools.pairwise(choices))
+    assert played(t, 1.0, lambda _: 1.0, 0.0, 8)[0][0] == (True, 4)
+
+
+def test_it_goes_on_while_it_pays_and_is_given_up_when_it_does_not():
+    t = Toggle(probe=4, every=16, decay=0.0, loss=0.5)
+    choices, _ = played(t, 1.5, lambda i: 2.0 if i < 6 else 1.2, 0.5, 70)
+    assert choices[:7] == [(False, 1), (True, 1), (True, 8), (True, 16), (True, 16), (True, 16), (False, 16)]
+
+
+@pytest.mark.parametrize("options", [{"margin": 0}, {"probe": 0}, {"every": 0}, {"decay": 1.0}, {"loss": 0}])
 def test_bad_toggles_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Toggle(**options)

@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     pytest.importorskip("tunix", reason="needs google-tunix (the extra rl)")
     import qwix
     from flax import nnx
+    from tunix.models.gemma3 import model as gemma3
     from tunix.models.llama3 import model as llama3
     from tunix.models.qwen2 import model as qwen2
     from tunix.models.qwen3 import model as qwen3
@@ -28,6 +29,7 @@ from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.rollout.log_probs import teacher_forced  # noqa: E402
 
 WORDS, EOS, PAD = 30, 1, 30  # a pad that is no token: Tunix takes pads out of the text wherever they stand
+QUERY_NORM = gemma3.QueryPreAttentionNormalisation.BY_ONE_OVER_SQRT_EMBED_DIM_DIV_NUM_HEADS
 SIZES = dict(num_layers=2, vocab_size=WORDS, embed_dim=16, hidden_dim=24, num_heads=2, head_dim=8, num_kv_heads=1)
 BASE = dict(SIZES, rope_theta=10_000, norm_eps=1e-5)
 MAKERS = {
@@ -35,7 +37,18 @@ MAKERS = {
     "llama3_head": lambda: llama3.Llama3(llama3.ModelConfig(**BASE), rngs=nnx.Rngs(0)),
     "qwen2": lambda: qwen2.Qwen2(qwen2.ModelConfig(**BASE), rngs=nnx.Rngs(0)),
     "qwen3": lambda: qwen3.Qwen3(qwen3.ModelConfig(**BASE, use_tied_embedding=True), rngs=nnx.Rngs(0)),
+    "qwen3_moe": lambda: qwen3.Qwen3(qwen3.ModelConfig(**BASE, num_experts=4, num_experts_per_tok=2), rngs=nnx.Rngs(0)),
 }
+
+
+def gemma(**changes):
+    sizes = {"num_embed" if k == "vocab_size" else k: v for k, v in SIZES.items()} | {"num_layers": 7}
+    ropes = {"local_base_frequency": 100, "global_base_frequency": 10_000, "global_scale_factor": 2.0}
+    settings = {**sizes, **ropes, "sliding_window_size": 5, "param_dtype": jnp.float32, **changes}
+    return gemma3.Gemma3(gemma3.ModelConfig(**settings), rngs=nnx.Rngs(0))
+
+
+MAKERS |= {"gemma3": gemma, "gemma3_heads": lambda: gemma(num_kv_heads=2, query_pre_attn_norm=QUERY_NORM)}
 
 
 class Letters:
@@ -93,8 +106,9 @@ def test_logits_are_tunix_own(name):
     np.testing.assert_allclose(got[:, 1:], want, rtol=0, atol=2e-5)
 
 
-def test_arrays_are_not_copied():
-    model = actor("qwen3")
+@pytest.mark.parametrize("name", MAKERS)
+def test_arrays_are_not_copied(name):
+    model = actor(name)
     own = {id(x) for x in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model, nnx.Param)))}
     mapped = jax.tree.leaves(SpecRollout(model, Letters())._params())
     assert mapped and {id(x) for x in mapped} == own
@@ -183,8 +197,8 @@ def test_prompts_of_a_group_are_found():
 
 
 def test_other_families_are_refused():
-    class Gemma3:
+    class Gemma4:
         config = None
 
-    with pytest.raises(ValueError, match="Gemma3"):
-        tunix_models.target_for(Gemma3())
+    with pytest.raises(ValueError, match="Gemma4"):
+        tunix_models.target_for(Gemma4())
