@@ -1,10 +1,10 @@
 """Published systems, a short file each: which pieces, which settings, the paper. Imported as `spec_jax.configs`.
 
-Every file defines `engine(target, max_len)`, or `engine(target, max_len, draft_model)` where a small model drafts, or
-`engine(target, max_len, network, head)` where a block-parallel network does (its config, and its causal head, which has
-the published sizes if left out), or `engine(target, max_len, network)` where an EAGLE, Medusa, Hydra or recurrent head
-of some config does, or `engine(target, max_len, drafter)` where any drafter is part of it. Where a part of the target
-drafts, `drafter_params(target_params)` gives that part's parameters, the target's own arrays.
+Every file defines `engine(target, max_len)`, with further parameters for the parts that the system takes (`parts`):
+`draft_model` where a small model drafts; `network` where a trained drafter of some config does, and beside a block-
+parallel one `head`, its causal head, which has the published sizes if left out; `drafter` where any drafter is part
+of it. Where a part of the target drafts, `drafter_params(target_params)` gives that part's parameters, the target's own
+arrays as far as they are.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.heads.head import Head
 from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.eagle.config import EagleConfig
+from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.medusa import MedusaConfig
+from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.engine.engine import Engine
 from spec_jax.models.target import Target
+
+Network = BlockConfig | EagleConfig | MedusaConfig | RecurrentConfig | ParallelConfig | EarlyExitConfig
 
 
 def names() -> list[str]:
@@ -34,7 +38,7 @@ def build(
     target: Target,
     max_len: int,
     draft_model: Target | None = None,
-    network: BlockConfig | EagleConfig | MedusaConfig | RecurrentConfig | None = None,
+    network: Network | None = None,
     head: Head | None = None,
     drafter: Drafter | None = None,
 ) -> Engine:
@@ -44,19 +48,30 @@ def build(
         ValueError: for a name that is none, or a part (draft model, network, head, drafter) that the system lacks or
             does not use.
     """
-    if name not in names():
-        raise ValueError(f"config: got {name!r}, takes one of {', '.join(names())}")
-    make = importlib.import_module(f"{__name__}.{name}").engine
-    wanted = inspect.signature(make).parameters
+    wanted = parts(name)
     given = {"draft_model": draft_model, "network": network, "head": head, "drafter": drafter}
     for part, value in given.items():
-        needed = part in wanted and wanted[part].default is inspect.Parameter.empty
-        if value is None and needed or value is not None and part not in wanted:
-            raise ValueError(f"{part}: {name} {'needs one' if needed else 'uses none, got one'}")
-    return make(target, max_len, **{part: value for part, value in given.items() if value is not None})
+        if value is None and wanted.get(part) or value is not None and part not in wanted:
+            raise ValueError(f"{part}: {name} {'needs one' if wanted.get(part) else 'uses none, got one'}")
+    return _module(name).engine(target, max_len, **{part: value for part, value in given.items() if value is not None})
+
+
+def parts(name: str) -> dict[str, bool]:
+    """The parts of a system that `build` takes beside the target, and whether it needs them.
+
+    Raises ValueError for a name that is none.
+    """
+    wanted = list(inspect.signature(_module(name).engine).parameters.values())[2:]
+    return {part.name: part.default is inspect.Parameter.empty for part in wanted}
+
+
+def _module(name: str) -> Any:
+    if name not in names():
+        raise ValueError(f"config: got {name!r}, takes one of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def drafter_params(name: str, target_params: Any) -> Any:
     """What a system's drafter takes of the target's parameters; None if nothing."""
-    take = getattr(importlib.import_module(f"{__name__}.{name}"), "drafter_params", None)
+    take = getattr(_module(name), "drafter_params", None)
     return None if take is None else take(target_params)

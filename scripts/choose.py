@@ -81,7 +81,7 @@ def build(
         require_same_ids(model.tokenizer, draft.tokenizer, "--draft-model")
     if args.weights and name != "plain":
         trained = load_drafter(args.weights, model)
-        parts: dict[str, Any] = {"drafter": trained.drafter} if name == "combined" else trained.parts
+        parts: dict[str, Any] = {"drafter": trained.drafter} if "drafter" in configs.parts(name) else trained.parts
         engine, drafter_params = configs.build(name, trained.target, args.max_len, **parts), trained.params
     else:
         engine = configs.build(name, model.target, args.max_len, draft_model=draft.target if draft else None)

@@ -17,15 +17,19 @@ from typing import Any
 import choose
 import jax.numpy as jnp
 
-from spec_jax.drafters import medusa_files
+from spec_jax.drafters import early_exit, medusa_files, parallel_files, recurrent_files
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block import weights as block
 from spec_jax.drafters.block.drafter import BlockDrafter
 from spec_jax.drafters.depth_tree import DepthTree
 from spec_jax.drafters.eagle import weights as eagle
 from spec_jax.drafters.eagle.head import EagleHead
+from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.head_tree import HeadTree
 from spec_jax.drafters.load import LoadedDrafter, load_drafter
+from spec_jax.drafters.model_tree import ModelTree
+from spec_jax.drafters.parallel_model import ParallelModel
+from spec_jax.drafters.recurrent import RecurrentHead
 from spec_jax.models.checkpoint import read_json
 from spec_jax.models.llama import Llama
 from spec_jax.models.load import LoadedTarget, load_target
@@ -43,7 +47,7 @@ def main() -> None:
     loaded = load_drafter(args.drafter, model, dtype=DTYPES[args.dtype])
     write(args.out, loaded, model, args.to, _verifier(args, model))
     size = (args.out / "model.safetensors").stat().st_size
-    print(json.dumps({"format": args.to, "drafter": type(_head_of(loaded.drafter)).__name__, "bytes": size}))
+    print(json.dumps({"format": args.to, "drafter": _named(loaded.drafter), "bytes": size}))
 
 
 def write(out: Path, loaded: LoadedDrafter, model: LoadedTarget, to: str, verifier: dict[str, Any]) -> None:
@@ -61,8 +65,19 @@ def write(out: Path, loaded: LoadedDrafter, model: LoadedTarget, to: str, verifi
         else:
             native.save_native(*given, target=name)
         return
+    if isinstance(drafter, ParallelModel):
+        _only(to, "native", "a PARD model")
+        parallel_files.save(out, loaded.parts["network"], params, name)
+        return
+    if isinstance(network := loaded.parts["network"], EarlyExitConfig):
+        _only(to, "native", "an early exit's adapter")
+        early_exit.save(out, network, early_exit.of(params), name)
+        return
     head = _head_of(drafter)
-    if isinstance(head, EagleHead):
+    if isinstance(head, RecurrentHead):
+        _only(to, "native", "a recurrent head")
+        recurrent_files.save(out, head.config, params, name, steps=drafter.depth)
+    elif isinstance(head, EagleHead):
         form = "published" if head.config.inputs == "fused" else "speculators"
         _only(to, form, "an EAGLE-1 head" if form == "published" else "an EAGLE-3 or P-EAGLE head")
         eagle.save(out, head.config, params, verifier, steps=drafter.depth)
@@ -76,10 +91,14 @@ def _only(to: str, form: str, what: str) -> None:
         raise ValueError(f"--to: got {to!r} for {what}, takes {form!r}")
 
 
+def _named(drafter: Any) -> str:
+    return type(drafter if isinstance(drafter, ParallelModel | ModelTree) else _head_of(drafter)).__name__
+
+
 def _head_of(drafter: Any) -> Any:
     if isinstance(drafter, HeadTree | DepthTree | BlockDrafter):
         return drafter.head
-    raise ValueError(f"drafter: got a {type(drafter).__name__}, takes a block drafter or one with a head")
+    raise ValueError(f"drafter: got a {type(drafter).__name__}, takes a block drafter, a PARD model or one with a head")
 
 
 def _verifier(args: argparse.Namespace, model: LoadedTarget) -> dict[str, Any]:

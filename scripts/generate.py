@@ -40,6 +40,7 @@ def main() -> None:
         ids = _encode(args, model, prompt)
         name = choose.config_of(args, "suffix_decoding")
         engine, drafter_params = choose.build(args, model, name)
+        request(engine, ids, args.max_new_tokens, args.seed, settings)  # what does not fit is said before the long part
         decoder = choose.decoder(model, engine, drafter_params)
     with console.status("compiling and measuring (the first run of a configuration takes longer)"):
         _warm(decoder, ids)

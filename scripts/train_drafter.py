@@ -222,10 +222,23 @@ def _features(args: argparse.Namespace, teacher: Any, model: LoadedTarget, texts
 
 
 def _fingerprint(model: LoadedTarget) -> str:
-    """A hash of the target's sizes and of one of its arrays."""
-    digest = hashlib.sha256(repr(model.target.config).encode())
+    """A hash of the target's sizes and of one of its arrays.
+
+    Settings at their defaults are left out: a setting that configs get later does not make it another target.
+    """
+    digest = hashlib.sha256(repr(_told(model.target.config)).encode())
     digest.update(np.asarray(model.params.norm, np.float32).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _told(config: Any) -> Any:
+    """A config's fields, by name, that are not at their defaults."""
+    if not dataclasses.is_dataclass(config):
+        return config
+    given = [
+        (f.name, getattr(config, f.name)) for f in dataclasses.fields(config) if getattr(config, f.name) != f.default
+    ]
+    return sorted((name, _told(value)) for name, value in given)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     several = functools.partial(parser.add_argument, nargs="+", metavar="NAME")
     several("--target", choices=tuple(CLASSES), help=f"of {', '.join(CLASSES)} (all)")
-    several("--rows", choices=(*SYSTEMS, COMBINED), help=f"of {', '.join(SYSTEMS)}, {COMBINED} (all)")
+    several("--rows", choices=(*SYSTEMS, *COMBINED), help=f"of {', '.join((*SYSTEMS, *COMBINED))} (all)")
     several("--classes", choices=runs.CLASSES, help=f"SmolLM2's prompts, of {', '.join(runs.CLASSES)} (two)")
     parser.add_argument("--drafters-dir", type=Path, default=TRAINED, metavar="DIR", help="a folder of TARGET/NAME")
     parser.add_argument("--nodes", type=int, default=8, metavar="N", help="drafted nodes of every draft (8)")

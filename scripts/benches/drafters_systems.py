@@ -27,7 +27,8 @@ from spec_jax.topology.static import likeliest
 from spec_jax.train import weights_file
 
 Shape = Growth | BestFirst | Choices | Branching
-COMBINED = "combined"
+COMBINED = {"combined": "combined", "fallback": "suffix_fallback"}
+"""Rows that join another one with retrieval, and their configurations."""
 TRAINED = Path(load.__file__).with_name("trained")
 
 
@@ -106,28 +107,28 @@ def collect(
         folder: holds a folder of trained weights for each name in a `System`'s weights.
         nodes: most drafted nodes. A chain has as many, or as its drafter's block allows.
         max_len: the engines'.
-        names: of SYSTEMS, and "combined"; None: all.
-        joined: the system that "combined" adds retrieval to; None: the first of JOINED that is there.
+        names: of SYSTEMS and COMBINED; None: all.
+        joined: the system that rows of COMBINED add retrieval to; None: the first of JOINED that is there.
     """
-    wanted = [*SYSTEMS, COMBINED] if names is None else list(names)
+    wanted = [*SYSTEMS, *COMBINED] if names is None else list(names)
     loaded: dict[str, load.LoadedDrafter] = {}
     rows: dict[str, Row] = {}
     left: dict[str, str] = {}
-    for name in [n for n in wanted if n != COMBINED]:
+    for name in [n for n in wanted if n not in COMBINED]:
         made = _row(SYSTEMS[name], model, folder, loaded, nodes, max_len)
         if isinstance(made, str):
             left[name] = made
         else:
             rows[name] = made
-    if COMBINED in wanted:
-        bases = JOINED if joined is None else (joined,)
-        for name in bases:
-            base = rows.get(name) or _row(SYSTEMS[name], model, folder, loaded, nodes, max_len)
-            if isinstance(base, Row):
-                rows[COMBINED] = _combined(name, base, nodes, max_len)
-                break
-        else:
-            left[COMBINED] = f"no drafter to join with retrieval, of {', '.join(bases)}"
+    asked = [n for n in wanted if n in COMBINED]
+    bases = JOINED if joined is None else (joined,)
+    for name in bases if asked else ():
+        base = rows.get(name) or _row(SYSTEMS[name], model, folder, loaded, nodes, max_len)
+        if isinstance(base, Row):
+            rows |= {n: _combined(COMBINED[n], name, base, nodes, max_len) for n in asked}
+            break
+    else:
+        left |= {n: f"no drafter to join with retrieval, of {', '.join(bases)}" for n in asked}
     return rows, left
 
 
@@ -153,7 +154,7 @@ def deepest(drafter: BlockDrafter | DepthTree | HeadTree, nodes: int) -> int:
 
 def shape_of(drafter: BlockDrafter | DepthTree | HeadTree) -> Shape:
     """The shape of a drafter's drafts."""
-    return drafter.growth if isinstance(drafter, HeadTree) else drafter.shape
+    return drafter.shape
 
 
 def is_chain(shape: Shape) -> bool:
@@ -165,7 +166,7 @@ def is_chain(shape: Shape) -> bool:
 
 def with_shape(drafter: BlockDrafter | DepthTree | HeadTree, shape: Shape) -> Any:
     """The drafter with drafts of another shape."""
-    return dataclasses.replace(drafter, **{"growth" if isinstance(drafter, HeadTree) else "shape": shape})
+    return dataclasses.replace(drafter, shape=shape)
 
 
 def _row(
@@ -193,11 +194,12 @@ def _with_mtp(params: Any, folder: Path) -> Any:
     return dataclasses.replace(params, mtp=weights_file.load(folder / "mtp.safetensors", params.mtp))
 
 
-def _combined(name: str, base: Row, nodes: int, max_len: int) -> Row:
+def _combined(config: str, name: str, base: Row, nodes: int, max_len: int) -> Row:
     """The drafter of a row with retrieval, of as many nodes together."""
-    engine = configs.build(COMBINED, base.engine.target, max_len, drafter=base.engine.drafter)
-    joined = Combined(base.engine.drafter, Suffix(nodes=nodes + 1), nodes + 1)
-    return Row(COMBINED, _controlled(engine, joined, nodes), base.params, base.weights, name)
+    engine = configs.build(config, base.engine.target, max_len, drafter=base.engine.drafter)
+    assert isinstance(engine.drafter, Combined)
+    joined = dataclasses.replace(engine.drafter, retrieval=Suffix(nodes=nodes + 1), nodes=nodes + 1)
+    return Row(config, _controlled(engine, joined, nodes), base.params, base.weights, name)
 
 
 def _cut(engine: Engine, nodes: int, chain: bool) -> Engine:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from spec_jax.drafters.scripted import Script, Scripted
 from spec_jax.engine import loop, rows
@@ -75,9 +77,13 @@ def _probe_error(engine: Engine, params: EngineParams, state: Any, seed: int) ->
     parent = np.array([-1, 0, 0, 1, 2])
     tokens = jnp.asarray(rng.integers(0, target.vocab_size, (batch, len(parent))), jnp.int32)
     tree = Tree(tokens, jnp.broadcast_to(jnp.asarray(parent), tokens.shape), jnp.ones(tokens.shape, bool))
-    score = jax.jit(lambda s: target.score(params.target, target.materialize(s), tree)[0].logits)
-    a, b = score(state.target), score(fresh.target)
+    a, b = (_logits(target, params.target, s.target, tree) for s in (state, fresh))
     return float(jnp.max(jnp.where(a == b, 0.0, jnp.abs(a - b))))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(target: Target, params: Any, state: Any, tree: Tree) -> Array:
+    return target.score(params, target.materialize(state), tree)[0].logits
 
 
 _init = jax.jit(rows.init, static_argnums=0)

@@ -81,6 +81,34 @@ class WidestLive:
         return state
 
 
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """Another controller as it is; what is built around one changes some of this."""
+
+    controller: BudgetController
+
+    @property
+    def uses_cost(self) -> bool:
+        """The other controller's."""
+        return self.controller.uses_cost
+
+    def init(self, batch: int) -> Any:
+        """The other controller's state."""
+        return self.controller.init(batch)
+
+    def decide(
+        self, state: Any, draft: Draft, active: Bool[Array, "b"], cost: Float[Array, "w"], widths: tuple[int, ...]
+    ) -> Int[Array, ""]:
+        """The other controller's width."""
+        return self.controller.decide(state, draft, active, cost, widths)
+
+    def observe(
+        self, state: Any, draft: Draft, width: Int[Array, ""], verdict: Verdict, active: Bool[Array, "b"]
+    ) -> Any:
+        """The other controller's state after a round."""
+        return self.controller.observe(state, draft, width, verdict, active)
+
+
 def path_probability(draft: Draft) -> Float[Array, "b n"]:
     """The drafter's estimate that each node is accepted: the product of confidences along its root path."""
 

@@ -85,7 +85,7 @@ class DepthHead(Head, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthTree:
+class DepthTree(growing.Shaped):
     """A drafter over a head that needs no pass of a network per drafted level, or a very small one.
 
     A `Growth` asks the head behind every expanded node and a `Branching` draws, as in `HeadTree`. `BestFirst` (DDTree,
@@ -109,21 +109,6 @@ class DepthTree:
         most = getattr(self.head, "depth", None)
         if most is not None:
             require(self.shape.depth <= most, "shape", f"one of depth {self.shape.depth}", f"at most {most}")
-
-    @property
-    def nodes(self) -> int:
-        """The shape's."""
-        return self.shape.nodes
-
-    @property
-    def depth(self) -> int:
-        """The shape's."""
-        return self.shape.depth
-
-    @property
-    def vocab_size(self) -> int:
-        """The head's."""
-        return self.head.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> HeadState:
         """Empty rows."""

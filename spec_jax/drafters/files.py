@@ -18,17 +18,26 @@ _STORED = (*shards.FLOATS, "I64", "I32", "BOOL", "U8")
 
 
 def read_directory(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """config.json's fields, and every tensor by name, as stored.
+    """config.json's fields, and every tensor by name, as stored. Raises as `read_fields` and `read_tensors`."""
+    return read_fields(directory), read_tensors(directory)
 
-    Raises FileNotFoundError for no such directory, and CheckpointError for a missing, damaged or contradictory file. No
-    code in the directory is run; files that could hold code (pickles) are not read.
-    """
+
+def read_fields(directory: str | Path) -> dict[str, Any]:
+    """config.json's fields. FileNotFoundError for no such directory, CheckpointError for a missing or damaged file."""
     directory = Path(directory)
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such directory")
-    fields = read_json(directory / "config.json")
-    files = shards.weight_files(directory, _STORED)
-    return fields, {name: shards.read(path, name) for path in files for name in shards.shapes(path, _STORED)}
+    return read_json(directory / "config.json")
+
+
+def read_tensors(directory: str | Path) -> dict[str, np.ndarray]:
+    """Every tensor by name, as stored.
+
+    Raises CheckpointError for a missing, damaged or contradictory file. No code in the directory is run; files that
+    could hold code (pickles) are not read.
+    """
+    files = shards.weight_files(Path(directory), _STORED)
+    return {name: shards.read(path, name) for path in files for name in shards.shapes(path, _STORED)}
 
 
 def write_directory(directory: str | Path, fields: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,28 @@ from spec_jax.topology.coupling import Candidates, Fit, Learner
 from spec_jax.topology.expander import Expander
 from spec_jax.topology.growth import Growth, grow
 from spec_jax.tree import Draft
+
+
+class Shaped:
+    """The sizes of a drafter whose drafts have a `shape`, and whose tokens are those of its field `whose`."""
+
+    shape: Any
+    whose: ClassVar[str] = "head"
+
+    @property
+    def nodes(self) -> int:
+        """The shape's."""
+        return self.shape.nodes
+
+    @property
+    def depth(self) -> int:
+        """The shape's."""
+        return self.shape.depth
+
+    @property
+    def vocab_size(self) -> int:
+        """That of the model, head or config that it drafts with."""
+        return getattr(self, self.whose).vocab_size
 
 
 def blank(growth: Growth | Branching, learner: Learner, batch: int, vocab: int) -> tuple[Candidates | None, Fit | None]:

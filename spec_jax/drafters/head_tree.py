@@ -126,7 +126,7 @@ class HeadExpander:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadTree:
+class HeadTree(growing.Shaped):
     """Drafts with a head that reads the target's features; the target has to return them (its `taps`).
 
     A `Growth` keeps the likeliest nodes, "point" or "coupled" (verify with `match`), a `Branching` draws them (verify
@@ -136,34 +136,19 @@ class HeadTree:
 
     Attributes:
         head: the network.
-        growth: the trees.
-        learner: how weights are fitted, for a coupled growth.
+        shape: the trees.
+        learner: how weights are fitted, for a coupled shape.
     """
 
     head: Head
-    growth: Growth | Branching
+    shape: Growth | Branching
     learner: Learner = Learner()
-
-    @property
-    def nodes(self) -> int:
-        """The growth's."""
-        return self.growth.nodes
-
-    @property
-    def depth(self) -> int:
-        """The growth's."""
-        return self.growth.depth
-
-    @property
-    def vocab_size(self) -> int:
-        """The head's."""
-        return self.head.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> HeadState:
         """Empty rows."""
         head, context = self.head.init(params, batch, max_len)
         number = jnp.full((batch, self.nodes), -1, jnp.int32)
-        seen, fit = growing.blank(self.growth, self.learner, batch, self.vocab_size)
+        seen, fit = growing.blank(self.shape, self.learner, batch, self.vocab_size)
         return HeadState(head, context, jnp.zeros(batch, bool), number, seen, fit)
 
     def tap(self, output: Output) -> Array:
@@ -190,7 +175,7 @@ class HeadTree:
 
     def propose(self, params: Any, state: HeadState, context: Context) -> tuple[Draft, HeadState]:
         """The tree; nothing of it is left pending but what is learned from it."""
-        batch, slots = context.tokens.shape[0], max(1, self.growth.expanded - 1)
+        batch, slots = context.tokens.shape[0], max(1, self.shape.expanded - 1)
         tree = _chain(jnp.zeros((batch, slots), jnp.int32))
         contexts = jnp.zeros((batch, slots, state.context.shape[1]), state.context.dtype)
         rows = jax.eval_shape(self.head.score, params, state.head, contexts, tree)[1]
@@ -199,7 +184,7 @@ class HeadTree:
         logits = self.head.logits(params, state.context[:, None])[:, 0]
         expander, weights = HeadExpander(self.head), (params, state.head, state.context)
         draft, number, seen, _ = growing.draft(
-            self.growth, self.learner, expander, weights, pool, logits, state.fit, context
+            self.shape, self.learner, expander, weights, pool, logits, state.fit, context
         )
         return proposed(state, draft, number, seen)
 

@@ -144,6 +144,11 @@ class LastHidden:
         return state
 
 
+def own_parts(params: Any) -> dict[str, Any]:
+    """What is a head's own of its parameters, by field: all but the target's ends."""
+    return {f.name: getattr(params, f.name) for f in dataclasses.fields(params) if f.name != "ends"}
+
+
 @dataclasses.dataclass(frozen=True)
 class MedusaHead(LastHidden):
     """The heads as a `DepthHead`: their context is the target's normed hidden state, and they keep nothing else."""

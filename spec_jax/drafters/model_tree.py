@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.struct
 import jax
@@ -69,7 +69,7 @@ class ModelExpander:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelTree:
+class ModelTree(growing.Shaped):
     """Drafts trees with another model of the same vocabulary, or with a view of the target (`models.views`).
 
     A `Growth` keeps the likeliest nodes; coupled ones rank by the target's noise too, with weights that `learner` fits
@@ -80,36 +80,22 @@ class ModelTree:
 
     Attributes:
         model: the model; its parameters are the drafter's.
-        growth: the trees.
-        learner: how weights are fitted, for a coupled growth.
+        shape: the trees.
+        learner: how weights are fitted, for a coupled shape.
         block: tokens of a prefill chunk.
     """
 
+    whose: ClassVar[str] = "model"
     model: Target
-    growth: Growth | Branching
+    shape: Growth | Branching
     learner: Learner = Learner()
     block: int = 64
-
-    @property
-    def nodes(self) -> int:
-        """The growth's."""
-        return self.growth.nodes
-
-    @property
-    def depth(self) -> int:
-        """The growth's."""
-        return self.growth.depth
-
-    @property
-    def vocab_size(self) -> int:
-        """The model's."""
-        return self.model.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> ModelTreeState:
         """Empty rows."""
         model = self.model.init_state(params, batch, max_len + max(self.block, self.depth + 2))
         zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)  # noqa: E731
-        slots, (seen, fit) = self.growth.expanded + 1, growing.blank(self.growth, self.learner, batch, self.vocab_size)
+        slots, (seen, fit) = self.shape.expanded + 1, growing.blank(self.shape, self.learner, batch, self.vocab_size)
         tree = Tree(zeros(slots), zeros(slots).at[:, 0].set(-1), jnp.ones((batch, slots), bool))
         rows = jax.eval_shape(lambda p, s: self.model.score(p, s, tree)[1], params, model)
         rows = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rows)
@@ -161,7 +147,7 @@ class ModelTree:
         logits = jnp.take_along_axis(output.logits, behind[:, :, None], axis=1)[:, 0]
         expander, weights = ModelExpander(self.model), (params, model, state.behind)
         draft, number, seen, staged = growing.draft(
-            self.growth, self.learner, expander, weights, pool, logits, state.fit, context
+            self.shape, self.learner, expander, weights, pool, logits, state.fit, context
         )
         slot = jnp.where(number > 0, number + 1, jnp.where(number == 0, behind, -1))
         return draft, dataclasses.replace(state, model=model, slot=slot, staged=staged, seen=seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.struct
 import jax.numpy as jnp
@@ -11,13 +11,48 @@ from jaxtyping import Array, Int
 
 from spec_jax.drafters import growing
 from spec_jax.drafters.drafter import Committed, Context
-from spec_jax.models.config import require
+from spec_jax.models.config import LlamaConfig, is_size, require
+from spec_jax.models.linear import RowEmbedding
+from spec_jax.models.llama import Llama
+from spec_jax.models.qwen import Qwen
+from spec_jax.models.qwen_config import QwenConfig
 from spec_jax.models.target import Output, Target
 from spec_jax.topology.branching import Branching
 from spec_jax.topology.coupling import Candidates, Fit, Learner
 from spec_jax.topology.expander import ContextFree, Marginals
 from spec_jax.topology.growth import Growth
 from spec_jax.tree import Draft, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """A model that drafts over masks. Raises ValueError, naming the field, for anything that does not fit.
+
+    Attributes:
+        model: the model's own config.
+        mask_token: the id that stands where a token is to be predicted (published: `pard_token` of the config).
+        depth: most tokens of a draft that it was trained for (published: 8).
+    """
+
+    model: LlamaConfig | QwenConfig
+    mask_token: int
+    depth: int = 8
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        mask, vocab = self.mask_token, self.model.vocab_size
+        inside = isinstance(mask, int) and not isinstance(mask, bool) and 0 <= mask < vocab
+        require(inside, "mask_token", mask, f"a token id under {vocab}")
+        require(is_size(self.depth), "depth", self.depth, "a positive integer")
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return self.model.vocab_size
+
+    def target(self, taps: tuple[int, ...] = ()) -> Llama | Qwen:
+        """The model."""
+        return Qwen(self.model, taps) if isinstance(self.model, QwenConfig) else Llama(self.model, taps)
 
 
 @flax.struct.dataclass
@@ -31,7 +66,7 @@ class ParallelState:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelModel:
+class ParallelModel(growing.Shaped):
     """Drafts with another model of the same vocabulary, tuned to predict tokens behind masks; it reads no features.
 
     A round's pass scores the anchor and depth - 1 masks, which the model's state never holds; what was committed is
@@ -47,6 +82,7 @@ class ParallelModel:
         block: tokens of a prefill chunk.
     """
 
+    whose: ClassVar[str] = "model"
     model: Target
     mask_token: int
     shape: Growth | Branching
@@ -57,21 +93,6 @@ class ParallelModel:
         """Check the mask."""
         inside = 0 <= self.mask_token < self.model.vocab_size
         require(inside, "mask_token", self.mask_token, f"a token id under {self.model.vocab_size}")
-
-    @property
-    def nodes(self) -> int:
-        """The shape's."""
-        return self.shape.nodes
-
-    @property
-    def depth(self) -> int:
-        """The shape's."""
-        return self.shape.depth
-
-    @property
-    def vocab_size(self) -> int:
-        """The model's."""
-        return self.model.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> ParallelState:
         """Empty rows."""
@@ -116,3 +137,18 @@ class ParallelModel:
     def release(self, state: ParallelState, rows: Array, tokens: Array, length: Array) -> ParallelState:
         """Rows emptied; what was learned stays."""
         return dataclasses.replace(state, model=self.model.release(state.model, rows))
+
+
+def with_mean_mask(params: Any, mask_token: int) -> Any:
+    """A model's parameters with the mean of all embeddings as the mask's, in a copy of the embedding."""
+    e = params.embedding
+    if isinstance(e, RowEmbedding):
+        e = dataclasses.replace(e, table=e.table.at[mask_token].set(e.table.mean(0)))
+    else:
+        e = e.at[:, mask_token].set(e.mean(1))
+    return dataclasses.replace(params, embedding=e)
+
+
+def drafter(config: ParallelConfig, shape: Growth | Branching, learner: Learner | None = None) -> ParallelModel:
+    """A drafter for any target of the same vocabulary; its parameters are the model's."""
+    return ParallelModel(config.target(), config.mask_token, shape, learner or Learner())

@@ -37,12 +37,28 @@ class SmallModel:
 
     The model scores every drafted token, the last one too, so that its state can follow any verdict. max_len and block
     fix the state's size and must be at least the engine's.
+
+    A row's chain ends before a token of which the model is less sure than `least`, as in Draft & Verify (arXiv
+    2309.08168) and SVIP; drafting ends with the last row's chain. How sure it is depends on its law alone, not on what
+    is drawn from it, so sampled drafts stay exact.
+
+    Attributes:
+        model: the model; its parameters are the drafter's.
+        k: most tokens of a draft.
+        mode: see above.
+        block: tokens of a prefill chunk.
+        least: how sure the model must be of a token, 0 .. 1; 0: all k are drafted.
+        sure: "peak", the likeliest token's chance, or "entropy", 1 - sqrt(entropy in nats), at least 0: SVIP's bound on
+            acceptance as its abstract tells it, the factor in it being our reading. Greedy rows have no law to draw
+            from; theirs is that at temperature 1.
     """
 
     model: Target
     k: int
     mode: Literal["coupled", "sampled"] = "coupled"
     block: int = 64
+    least: float = 0.0
+    sure: Literal["peak", "entropy"] = "peak"
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -50,6 +66,10 @@ class SmallModel:
             raise ValueError(f"k: got {self.k!r}, takes an integer of at least 1")
         if self.mode not in ("coupled", "sampled"):
             raise ValueError(f"mode: got {self.mode!r}, takes 'coupled' or 'sampled'")
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"least: got {self.least!r}, takes a number in 0 .. 1")
+        if self.sure not in ("peak", "entropy"):
+            raise ValueError(f"sure: got {self.sure!r}, takes 'peak' or 'entropy'")
 
     @property
     def nodes(self) -> int:
@@ -93,32 +113,40 @@ class SmallModel:
         )
         laws = jnp.zeros((batch, n, self.vocab_size)) if self.mode == "sampled" else None
         confidence = jnp.ones((batch, n))
+        valid = jnp.zeros((batch, n), bool).at[:, 0].set(True)
 
         def score(model: Any, tokens: Array, staged: Any, i: Array | int) -> Any:
             tree = Tree(tokens, parent, jnp.ones((batch, n), bool))
             return self.model.score(params, model, tree, staged, (i, 1))
 
         def choose(i: Array | int, output: Output, carry):
-            tokens, staged, past, laws, confidence = carry
-            token, log_law, top = self._choose(output.logits[:, 0], past, context, i)
+            tokens, staged, past, laws, confidence, valid = carry
+            token, log_law, sure = self._choose(output.logits[:, 0], past, context, i)
             past = jax.vmap(lambda h, t: h.step(t, context.constraint))(past, jnp.maximum(token, 0))
             here = jnp.minimum(i + 1, self.k)
             write = i < self.k
             tokens = tokens.at[:, here].set(jnp.where(write, jnp.maximum(token, 0), tokens[:, here]))
-            confidence = confidence.at[:, here].set(jnp.where(write, top, confidence[:, here]))
+            confidence = confidence.at[:, here].set(jnp.where(write, sure, confidence[:, here]))
+            goes_on = valid[:, jnp.minimum(i, self.k)] & context.active & (sure >= self.least)
+            valid = valid.at[:, here].set(jnp.where(write, goes_on, valid[:, here]))
             if laws is not None:
                 laws = laws.at[:, here].set(jnp.where(write, log_law, laws[:, here]))
-            return tokens, staged, past, laws, confidence
+            return tokens, staged, past, laws, confidence, valid
 
-        def step(i: Array, carry):
-            output, staged, _ = score(model, carry[0], carry[1], i)
-            return choose(i, output, (carry[0], staged, *carry[2:]))
+        def step(carry):
+            i, rest = carry
+            output, staged, _ = score(model, rest[0], rest[1], i)
+            return i + 1, choose(i, output, (rest[0], staged, *rest[2:]))
+
+        def drafting(carry) -> Array:
+            i, rest = carry
+            return (i < n) & rest[-1][:, jnp.minimum(i, self.k)].any()
 
         output, staged, model = score(state.model, tokens, state.staged, 0)
-        carry = choose(0, output, (tokens, staged, past, laws, confidence))
-        tokens, staged, _, laws, confidence = lax.fori_loop(1, n, step, carry)
+        carry = choose(0, output, (tokens, staged, past, laws, confidence, valid))
+        _, (tokens, staged, _, laws, confidence, valid) = lax.while_loop(drafting, step, (jnp.int32(1), carry))
         draft = Draft(
-            tree=Tree(tokens, parent, jnp.ones((batch, n), bool)),
+            tree=Tree(tokens, parent, valid),
             confidence=confidence,
             law=None if laws is None else Law(laws),
             proposal=self.mode,
@@ -136,16 +164,24 @@ class SmallModel:
         return dataclasses.replace(state, model=self.model.release(state.model, rows))
 
     def _choose(self, logits: Array, past: Any, context: Context, i: Array | int) -> tuple[Array, Array, Array]:
-        """Each row's token, the log of its law, and the law's peak: what is known of the token before it is drawn."""
+        """Each row's token, the log of its law, and how sure it is: what is known of the token before it is drawn."""
 
         def one(z, row, past, key, length):
             z = transform.adjust(z, row, past, context.constraint)
             law = transform.log_probs(z, row)
             key = key if self.mode == "coupled" else draw_key(key, i + 1)
             token = transform.choose(z, row, key, length + i)
-            return token, law, jnp.exp(law).max()
+            return token, law, self._sure(jnp.where(row.sampled, law, jax.nn.log_softmax(z)))
 
         return jax.vmap(one)(logits, context.sampling, past, context.key, context.length)
+
+    def _sure(self, law: Array) -> Array:
+        """How sure a law is."""
+        p = jnp.exp(law)
+        if self.sure == "peak":
+            return p.max()
+        entropy = -jnp.where(p > 0, p * law, 0.0).sum()
+        return jnp.maximum(0.0, 1 - jnp.sqrt(jnp.maximum(entropy, 0.0)))
 
     def _score_all(self, params: Any, state: Any, batch: int) -> Any:
         """A full tree's staged rows, for their shape; nothing of it is ever committed."""

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from spec_jax.control.budget import BudgetController
+from spec_jax.control.budget import Around
 from spec_jax.engine import rows
 from spec_jax.engine.engine import Engine, EngineParams, Rule
 from spec_jax.engine.round import decode_round
@@ -122,25 +122,11 @@ class Seen:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Recording:
+class _Recording(Around):
     """A controller that keeps what it is told about the round beside its own state."""
 
-    controller: BudgetController
-
-    @property
-    def uses_cost(self) -> bool:
-        return self.controller.uses_cost
-
-    def init(self, batch: int) -> Any:
-        return self.controller.init(batch)
-
-    def decide(
-        self, state: Any, draft: Draft, active: Bool[Array, "b"], cost: Float[Array, "w"], widths: tuple[int, ...]
-    ) -> Int[Array, ""]:
-        return self.controller.decide(state, draft, active, cost, widths)
-
     def observe(self, state: Any, draft: Draft, width: Array, verdict: Verdict, active: Array) -> Any:
-        after = self.controller.observe(state, draft, width, verdict, active)
+        after = super().observe(state, draft, width, verdict, active)
         assert isinstance(verdict, ExplainedVerdict)
         return after, Seen(draft, width, verdict)
 

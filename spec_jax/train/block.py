@@ -17,10 +17,8 @@ from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.drafter import BlockDrafter
 from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.expander import teacher_logits
-from spec_jax.drafters.block.heads.ancestor import Ancestor
 from spec_jax.drafters.block.heads.head import Head, Plain
 from spec_jax.drafters.block.heads.markov import Markov, MarkovParams
-from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.network import BlockParams, Network, init_network
 from spec_jax.drafters.block.text import text_blocks
 from spec_jax.models.linear import Linear
@@ -65,7 +63,7 @@ class BlockForward:
         kept = asked.carried
         if kept is not None:
             kept = dataclasses.replace(kept, features=kept.features[:, :, : len(self.taps)])
-        head = every_token(self.head)
+        head = self.head.uncut
         found = text_blocks(self.config, whole, features, asked.tokens, asked.anchors, head, kept)
         rows = found.block.normed.reshape(*asked.anchors.shape, *found.block.normed.shape[1:])
         rows = rows if self.config.rejected is not None else None
@@ -125,11 +123,6 @@ def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> 
     kept = None if shared is None else shared.get(KEPT)
     ends = fixed_ends(target_params)
     return BlockParams(trained.network, ends, head, ends.drafted(trained.lm_head, kept), kept)
-
-
-def every_token(head: Head) -> Head:
-    """The head with all tokens as candidates: in training a token that is none would give no gradient."""
-    return dataclasses.replace(head, candidates=None) if isinstance(head, Ancestor | Selector) else head
 
 
 def fixed_ends(target_params: Any) -> Ends:

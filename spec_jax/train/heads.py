@@ -1,4 +1,4 @@
-"""Training forwards of heads that go on from the target's hidden states: EAGLE, P-EAGLE, Medusa, Hydra and MTP."""
+"""Training forwards of heads with an attention of their own over the target's hidden states: EAGLE, P-EAGLE, MTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from spec_jax.drafters import medusa, medusa_files, mtp
+from spec_jax.drafters import mtp
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.depth_tree import DepthTree
 from spec_jax.drafters.eagle import head as eagle
@@ -21,7 +21,6 @@ from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.eagle.network import EagleParams, Network
 from spec_jax.drafters.eagle.text import text_steps
 from spec_jax.drafters.head_tree import HeadTree
-from spec_jax.drafters.medusa import MedusaConfig, MedusaParams, Residual
 from spec_jax.models import mtp as heads
 from spec_jax.models.linear import Linear
 from spec_jax.models.qwen import Mtp, Qwen, QwenParams
@@ -89,63 +88,6 @@ class EagleForward:
         """Write what `load_drafter` reads; a map to logits that is the target's is left out."""
         about = {"name_or_path": target, "architectures": []}
         weights.save(directory, self.config, params, about, self.slots, dtype, copy_head=False)
-
-
-@flax.struct.dataclass
-class TrainedMedusa:
-    """What of Medusa's or Hydra's heads is trained: all but the target's ends."""
-
-    blocks: tuple[tuple[Residual, ...], ...]
-    outputs: tuple[Linear, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class MedusaForward:
-    """Medusa's and Hydra's heads as a `Trainable`."""
-
-    config: MedusaConfig
-    layer: int
-
-    @property
-    def slots(self) -> int:
-        """As many as there are heads."""
-        return self.config.num_heads
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The target's last layer, `layer`."""
-        return (self.layer,)
-
-    def __call__(self, params: TrainedMedusa, asked: Asked) -> Said:
-        """See Forward."""
-        whole = self.as_drafter(params, asked.target)
-        features = asked.features[:, :, :1]
-        return Said(medusa.text_logits(self.config, whole, features, asked.tokens, asked.anchors, asked.blocks))
-
-    def init(self, key: Array, target_params: Any, kept: Any = None) -> TrainedMedusa:
-        """Heads that begin as the target's own."""
-        whole = medusa.init_params(self.config, key, ends_of(target_params))
-        return TrainedMedusa(whole.blocks, jax.tree.map(jnp.copy, whole.outputs))
-
-    def as_drafter(self, trained: TrainedMedusa, target_params: Any, shared: Any = None) -> MedusaParams:
-        """The parameters as the drafter takes them."""
-        return MedusaParams(trained.blocks, trained.outputs, fixed_ends(target_params))
-
-    def trained(self, params: MedusaParams) -> TrainedMedusa:
-        """What is trained of a drafter's parameters."""
-        return TrainedMedusa(params.blocks, params.outputs)
-
-    def drafter(self, shape: Growth) -> DepthTree:
-        """The drafter with drafts of a shape."""
-        return medusa.drafter(self.config, shape)
-
-    def tapped(self, target: Any) -> Any:
-        """The target with its last layer tapped."""
-        return medusa.tapped(self.config, target)
-
-    def save(self, directory: str | Path, params: MedusaParams, target: str, dtype: Any = None) -> None:
-        """Write what `load_drafter` reads."""
-        medusa_files.save(directory, self.config, params, target, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Said:
     logits are those that tokens are drafted from, over the draft vocabulary; base those of the backbone under a head
     (None: no head); confidence the confidence head's logit of being accepted (None: no such head); regression how far
     the drafter's hidden states are from the target's (None: not taken); rows a block's normed last rows, where the
-    next block reads them (None: it does not).
+    next block reads them (None: it does not); kept which slots were asked at all (None: all of them).
     """
 
     logits: Float[Array, "*b k draft"]
@@ -27,6 +27,7 @@ class Said:
     confidence: Float[Array, "*b k"] | None = None
     regression: Float[Array, "*b k"] | None = None
     rows: Float[Array, "*b s hidden"] | None = None
+    kept: Bool[Array, "*b k"] | None = None
 
 
 @flax.struct.dataclass

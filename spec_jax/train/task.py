@@ -165,7 +165,10 @@ class Task:
             if self.reference is not None:
                 old = lax.stop_gradient(self.forward(batch.shared[self.reference], asked).logits)
             kept = None if self.kept is None else batch.shared[self.kept]
-            given = (batch.target, asked.tokens, asked.anchors, asked.real, kept)
+            real = asked.real
+            if said.kept is not None:
+                real &= said.kept.reshape(-1, said.kept.shape[-1])[:r].all(-1).reshape(real.shape)
+            given = (batch.target, asked.tokens, asked.anchors, real, kept)
             part, reward = judge(logits, old, *given)
             total += self.objective.tree * part
             metrics |= {"loss": total, "tree_loss": part, "tree_reward": reward}
@@ -228,6 +231,7 @@ class Task:
 
     def _right(self, said: Said, blocks: Array, scored: Array, law: Array | None, kept: Array | None) -> Slots:
         law = None if law is None else lax.stop_gradient(vocabulary.restrict(law, kept))
+        scored = scored if said.kept is None else scored & said.kept
         return Slots.of(said.logits, vocabulary.to_draft(blocks, kept), scored, law)
 
     def _law(self, batch: Batch, hidden: Float[Array, "b t hidden"], places: Int[Array, "b r"]) -> Array:

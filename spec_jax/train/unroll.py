@@ -27,7 +27,7 @@ def unroll_mask(length: int, steps: int) -> Bool[Array, "q q"]:
 
 
 def kept_rows(length: int, depths: int, rate: float, floor: float = 0.0) -> tuple[int, ...]:
-    """How many rows of a text of `length` tokens are trained at each depth: length * max(rate^d, floor), rounded down.
+    """How many of `length` chains are trained at each depth d: length * max(rate^d, floor), rounded down, at least 1.
 
     PARD and P-EAGLE (arXiv 2504.18583, 2602.01469): rate 0.7 to 0.8, floor 0.2.
 
@@ -38,31 +38,11 @@ def kept_rows(length: int, depths: int, rate: float, floor: float = 0.0) -> tupl
     return tuple(max(1, int(length * max(rate**d, floor))) for d in range(depths))
 
 
-def conditional_drop(
-    key: Array, mask: Bool[Array, "t"], counts: tuple[int, ...]
-) -> tuple[tuple[Int[Array, "_"], Bool[Array, "_"]], ...]:
-    """Conditional drop-token (COD) sampling: the chains that are trained at each depth, and which of them are real.
+def conditional_drop(key: Array, real: Bool[Array, "r"]) -> Int[Array, "r"]:
+    """Conditional drop-token (COD) sampling: a text's anchors in a random order, the real ones first.
 
-    A chain has the anchor s, ascending within a depth; its row at depth d stands at position s + d and is for the token
-    behind it. The chains of a depth are among those of the depth above, so that every kept row has all rows that it
-    sees. One is real at depth d if the loss counts the token at s + d + 1; unused ones are 0, behind the others.
-
-    Args:
-        key: a typed key.
-        mask: which tokens the loss counts.
-        counts: rows per depth, not rising (see `kept_rows`).
+    The chains that are trained at depth d are those of the first so many anchors (`kept_rows`). So those of a depth are
+    among those of the depth above, and every kept row has all rows that it sees.
     """
-    if list(counts) != sorted(counts, reverse=True):
-        raise ValueError(f"counts: got {counts}, takes numbers that do not rise with depth")
-    t = mask.shape[0]
-    behind = lambda d: jnp.arange(t) + d + 1  # noqa: E731
-    counted = lambda d: (behind(d) < t) & mask[jnp.minimum(behind(d), t - 1)]  # noqa: E731
-    order = jnp.argsort(jnp.where(counted(0), jax.random.uniform(key, (t,)), 2.0))
-    place = jnp.zeros(t, jnp.int32).at[order].set(jnp.arange(t, dtype=jnp.int32))
-    found = []
-    for d, count in enumerate(counts):
-        chosen = (place < count) & counted(0) & counted(d)
-        start = jnp.sort(jnp.where(chosen, jnp.arange(t), t))[: min(count, t)]
-        start = jnp.pad(start, (0, count - start.shape[0]), constant_values=t)
-        found.append((jnp.where(start < t, start, 0).astype(jnp.int32), start < t))
-    return tuple(found)
+    luck = jax.random.uniform(key, real.shape)
+    return jnp.argsort(jnp.where(real, luck, 2.0)).astype(jnp.int32)

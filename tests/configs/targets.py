@@ -1,10 +1,12 @@
 """A target that each config can be built for."""
 
+import dataclasses
 import importlib
 import inspect
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from spec_jax import configs
 from spec_jax.drafters.block.config import BlockConfig
@@ -14,6 +16,7 @@ from spec_jax.engine.engine import EngineParams
 from spec_jax.engine.round import context_of
 from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.sampling.constraint import free
+from tests.drafters.block.kit import llama
 from tests.drafters.hybrid import agreeing
 
 V = 8
@@ -29,11 +32,14 @@ BLOCK = {
     name for name in NETWORK if inspect.signature(module(name).engine).parameters["network"].annotation is BlockConfig
 }
 DRAFTER = {name for name in configs.names() if "drafter" in inspect.signature(module(name).engine).parameters}
-OWN_HEAD = {name for name in configs.names() if hasattr(module(name), "drafter_params")}
+VIEWS = {"draft_and_verify", "magicdec", "mask_probing", "subspec"}
+OWN_HEAD = {name for name in configs.names() if hasattr(module(name), "drafter_params")} - VIEWS
 
 
 def model_of(name):
-    """(target, parameters): with an MTP head for the configs that draft with it, the audit model otherwise."""
+    """(target, parameters): one with an MTP head, or with layers, for configs that need it; else the audit model."""
+    if name in VIEWS:
+        return llama()
     return agreeing(sparse=False, vocab_size=V) if name in OWN_HEAD else (AuditTarget(V), audit_table(V))
 
 
@@ -42,6 +48,16 @@ def build(name, max_len=80):
     target = model_of(name)[0]
     parts = {"draft_model": target if name in DRAFT_MODEL else None, "drafter": NGram() if name in DRAFTER else None}
     return configs.build(name, target, max_len, **parts)
+
+
+def names(all_of_them, alike):
+    """Names as parameters. Those that are `alike`, other settings of what another one is made of, are slow tests."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in alike else name for name in sorted(all_of_them)]
+
+
+def narrow(engine):
+    """The engine with two of its lesser widths and the greatest at most: its program holds a whole round for each."""
+    return dataclasses.replace(engine, widths=(*engine.widths[:-1][:2], engine.widths[-1]))
 
 
 def weak(engine, params, own):

@@ -10,7 +10,7 @@ from spec_jax import configs
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.engine.engine import Engine
 from spec_jax.verify.match import match
-from tests.configs.targets import BLOCK, weak
+from tests.configs.targets import BLOCK, names, narrow, weak
 from tests.drafters.block import kit
 
 HEADS = {
@@ -37,9 +37,16 @@ NETWORKS = {
     "retrace": {"rejected": "retrace"},
 }
 
+ALIKE = {
+    "domino",  # domino_tree
+    *("dart", "dartree", "pctree"),  # weaver, and dspark's and dflash2's heads
+    *("cast", "ddtree"),  # jetspec
+    *("carryover", "retrace"),  # dflash, and tests/drafters/block/test_carry.py
+}
+
 
 def texts(engine, own=None):
-    engine = dataclasses.replace(engine, max_len=20, prefill_chunk=8)
+    engine = dataclasses.replace(narrow(engine), max_len=20, prefill_chunk=8)
     return kit.decoded(engine, own, kit.llama(1)[1])
 
 
@@ -48,7 +55,7 @@ def plain():
     return np.asarray(texts(Engine(kit.llama(1)[0], 24)).tokens)
 
 
-@pytest.mark.parametrize("name", sorted(BLOCK))
+@pytest.mark.parametrize("name", names(BLOCK, ALIKE))
 def test_text_is_plain_decodings(name):
     target, params = kit.llama(1)
     small = {"block_size": 4, "taps": (0, 1), "layer_types": ("full_attention",), "causal": (False,)}

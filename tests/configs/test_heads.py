@@ -15,7 +15,9 @@ from spec_jax.drafters import load
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.eagle import network
 from spec_jax.drafters.eagle.config import EagleConfig
+from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.load import load_drafter
+from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
@@ -23,7 +25,7 @@ from spec_jax.models.load import load_target
 from spec_jax.models.qwen import Qwen
 from spec_jax.sampling.settings import Sampling
 from spec_jax.verify.match import match
-from tests.configs.targets import BLOCK, NETWORK, weak
+from tests.configs.targets import BLOCK, NETWORK, names, weak
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
 from tests.drafters.hybrid import V, fair
@@ -35,6 +37,8 @@ LLAMA |= {
     "eagle2": heads.CONFIGS["eagle1"],
     "redrafter": RecurrentConfig(heads.V, heads.H, final_norm_eps=heads.EPS),
     "eagle3_post_norm": heads.CONFIGS["eagle3.1"],
+    "pard": ParallelConfig(dataclasses.replace(kit.LLAMA, num_layers=1), kit.MASK, depth=3),
+    "kangaroo": EarlyExitConfig(kit.LLAMA, layers=1, adapter=2),
     "vocab_trim": dataclasses.replace(heads.CONFIGS["eagle3"], own_head=False),
 }
 
@@ -48,7 +52,7 @@ def plain():
     return np.asarray(texts(Engine(kit.llama()[0], 24)).tokens)
 
 
-@pytest.mark.parametrize("name", LLAMA)
+@pytest.mark.parametrize("name", names(LLAMA, {"eagle2", "eagle3_post_norm"}))  # as eagle and eagle3
 def test_text_is_plain_decodings(name):
     config = LLAMA[name]
     engine = configs.build(name, kit.llama()[0], 24, network=config)

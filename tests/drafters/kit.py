@@ -1,5 +1,7 @@
 """What the drafter tests share: contexts from plain lists, and drafts as paths of tokens."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,33 +20,43 @@ def context(texts, room=SIZE, prompt_length=1, active=True, size=SIZE):
     tokens = np.full((b, size), WORDS - 1)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
-    whole = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.int32), (b,))  # noqa: E731
-    sampling = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), to_row(Sampling(), WORDS))
+    whole = lambda x: np.broadcast_to(np.asarray(x, np.int32), b)  # noqa: E731
     return Context(
         tokens=jnp.asarray(tokens, jnp.int32),
-        length=whole([len(text) for text in texts]),
-        prompt_length=whole(prompt_length),
-        room=whole(room),
-        active=whole(active) > 0,
-        key=jnp.zeros((b, 2), jnp.uint32),
-        sampling=sampling,
-        state=whole(0),
-        constraint=free(WORDS),
-        sampled=jnp.bool_(False),
-        adjusted=jnp.bool_(False),
+        length=jnp.asarray(whole([len(text) for text in texts])),
+        prompt_length=jnp.asarray(whole(prompt_length)),
+        room=jnp.asarray(whole(room)),
+        active=jnp.asarray(whole(active) > 0),
+        **_defaults(b),
     )
+
+
+@functools.cache
+def _defaults(b):
+    """The parts that are alike in all contexts."""
+    sampling = jax.tree.map(lambda x: jnp.broadcast_to(x, (b, *x.shape)), to_row(Sampling(), WORDS))
+    off = jnp.bool_(False)
+    return {
+        "key": jnp.zeros((b, 2), jnp.uint32),
+        "sampling": sampling,
+        "state": jnp.zeros(b, jnp.int32),
+        "constraint": free(WORDS),
+        "sampled": off,
+        "adjusted": off,
+    }
 
 
 def paths(draft, row=0):
     """The valid nodes in order: (tokens on the root path without the anchor, confidence)."""
-    tokens, parent, valid = (np.asarray(x)[row] for x in (draft.tree.tokens, draft.tree.parent, draft.tree.valid))
+    tree, confidence = draft.tree, np.asarray(draft.confidence)[row]
+    tokens, parent, valid = (np.asarray(x)[row] for x in (tree.tokens, tree.parent, tree.valid))
     found = [()]
     for i in range(1, len(tokens)):
         assert 0 <= parent[i] < i or not valid[i]
         assert not valid[i] or valid[parent[i]]
         found.append((*found[max(parent[i], 0)], int(tokens[i])))
     assert parent[0] == -1 and valid[0]
-    return [(found[i], float(draft.confidence[row, i])) for i in range(1, len(tokens)) if valid[i]]
+    return [(found[i], float(confidence[i])) for i in range(1, len(tokens)) if valid[i]]
 
 
 def chances(draft, row=0):

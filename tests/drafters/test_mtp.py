@@ -58,6 +58,7 @@ def served(make, growth=None, window=None, learner=None, max_rounds=kit.ALL):
 
 
 plain = functools.cache(lambda make: served(make)[2])
+begin = kit.jit(rows.init, static_argnums=0)
 
 
 @functools.cache
@@ -81,7 +82,7 @@ def test_state_is_a_fresh_runs(name, rounds):
     """Target and head: recurrent state, convolution inputs, keys, values and, without a window, the last output."""
     e, p, state = drafted(name, rounds)
     given = {f: jax.tree.map(jnp.asarray, getattr(state.rows, f)) for f in rows.Requests.__dataclass_fields__}
-    fresh = jax.device_get(kit.jit(lambda p, r: rows.init(e, p, r))(p, rows.Requests(**given)))
+    fresh = jax.device_get(begin(e, p, rows.Requests(**given)))
     head, want = state.drafter.head, fresh.drafter.head
     assert (head.length == state.rows.length - 1).all() and (want.length == head.length).all()
     if name != "windowed tree":  # which pairs its output saw depends on how many were read together
@@ -151,13 +152,13 @@ def test_a_windows_ring_holds_the_first_pairs_and_the_last(sinks):
     rng = np.random.default_rng(0)
     states = {head: head.init(params, 2, MAX_LEN)[0] for head in (whole, wide, narrow)}
     assert states[narrow].rows.k.shape[2] == 5 + sinks and states[wide].rows.k.shape[2] == 40 + sinks
-    commit = {head: kit.jit(head.commit) for head in states}
+    score, commit = ({head: kit.jit(getattr(head, name)) for head in states} for name in ("score", "commit"))
     for lengths in ([3, 1], [7, 0], [2, 8], [8, 8], [1, 5]):  # blocks shorter and longer than the window
         context = jnp.asarray(rng.normal(0, 1, (2, 8, 16)), jnp.float32)
         tokens = jnp.asarray(rng.integers(0, V, (2, 8)), jnp.int32)
         parent = jnp.broadcast_to(jnp.arange(-1, 7), (2, 8))
         tree, n = Tree(tokens, parent, jnp.ones((2, 8), bool)), jnp.asarray(lengths)
-        outs = {h: h.score(params, s, context, tree) for h, s in states.items()}
+        outs = {h: score[h](params, s, context, tree) for h, s in states.items()}
         np.testing.assert_array_equal(outs[whole][0], outs[wide][0])
         states = {h: commit[h](s, outs[h][1], n) for h, s in states.items()}
         for row in range(2):
@@ -166,8 +167,8 @@ def test_a_windows_ring_holds_the_first_pairs_and_the_last(sinks):
             want = states[whole].rows.k[row, 0, jnp.asarray(kept, int)]
             order = [(x if x < 5 + sinks else sinks + (x - sinks) % 5) for x in kept]
             np.testing.assert_array_equal(ring[jnp.asarray(order, int)], want)
-    shown = narrow.score(params, states[narrow], context, tree)[0]
-    assert np.abs(shown - whole.score(params, states[whole], context, tree)[0]).max() > 1e-3
+    shown, seen = (score[h](params, states[h], context, tree)[0] for h in (narrow, whole))
+    assert np.abs(shown - seen).max() > 1e-3
 
 
 def test_parameters_are_the_targets_own_arrays():

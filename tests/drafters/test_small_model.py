@@ -97,7 +97,42 @@ def test_the_classical_rule_accepts_sampled_drafts_more_often_than_match():
     assert law(True).acceptance > law(False).acceptance + 0.05
 
 
+def test_a_draft_ends_where_the_model_is_not_sure():
+    big, small = tables()
+    decoder_ = Decoder(Engine(target(), 48, drafter=SmallModel(target(), 5, least=0.5)), big, small, batch=3)
+    for name in ("greedy", "sampled"):
+        results = decoder_.generate([[1, 2, 3], [4], [5, 6]], 30, key=6, sampling=SETTINGS[name])
+        assert [r.tokens for r in results] == [r.tokens for r in plain(name)]
+        drafted, rounds, accepted = (sum(r.counters[c] for r in results) for c in ("drafted", "rounds", "accepted"))
+        assert 0 < accepted and drafted < 3 * rounds
+
+
+def test_a_drawn_draft_that_ends_early_keeps_the_law():
+    big, small = tables()
+    drafter = SmallModel(target(), 2, "sampled", least=0.3)
+    engine = Engine(target(), 16, drafter=drafter, rule=rejection)
+    params = EngineParams(big, small, free(V), jax.numpy.ones(1))
+    report = check_law(engine, params, [1, 2], [0, 3, 4, 5, 7], draws=40_000, batch=1024)
+    assert report.passed and 0.0 < report.acceptance
+
+
+def test_how_sure_a_law_is():
+    p = np.array([0.5, 0.25, 0.25, 0.0], np.float32)
+    with np.errstate(divide="ignore"):
+        log = jax.numpy.log(jax.numpy.asarray(p))
+    entropy = SmallModel(target(), 2, sure="entropy")
+    np.testing.assert_allclose(SmallModel(target(), 2)._sure(log), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(entropy._sure(log), max(0.0, 1 - np.sqrt(1.5 * np.log(2))), atol=1e-6)
+    np.testing.assert_allclose(
+        entropy._sure(jax.numpy.log(jax.numpy.array([0.97, 0.03]))), 1 - np.sqrt(0.1347), atol=1e-3
+    )
+
+
 def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="least: got 2"):
+        SmallModel(target(), 2, least=2)
+    with pytest.raises((ValueError, TypeError), match="sure"):
+        SmallModel(target(), 2, sure="x")  # pyright: ignore
     with pytest.raises(ValueError, match="k: got 0"):
         SmallModel(target(), 0)
     with pytest.raises((ValueError, TypeError), match="mode"):

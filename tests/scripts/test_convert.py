@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from spec_jax.drafters import medusa_files
+from spec_jax.drafters import early_exit, medusa_files, parallel_files, recurrent_files
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block.heads.head import Plain
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.eagle import weights
+from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.files import read_directory
 from spec_jax.drafters.load import load_drafter
+from spec_jax.drafters.parallel_model import ParallelConfig
+from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.models.linear import Dense
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
@@ -33,6 +36,12 @@ BLOCK = {
     "dspark small": (Markov(6, "gated", None), {"slots": "shifted", "draft_vocab_size": 9}),
     "domino": (kit.HEADS["domino"], {"slots": "shifted"}),
     "dflare": (Plain(), {"per_layer_features": True}),
+}
+
+OWN = {
+    "redrafter": RecurrentConfig(kit.V, kit.H, 1, final_norm_eps=heads.EPS),
+    "pard": ParallelConfig(dataclasses.replace(kit.LLAMA, num_layers=1), kit.MASK, depth=3),
+    "kangaroo": EarlyExitConfig(kit.LLAMA, layers=1, adapter=2),
 }
 
 
@@ -75,6 +84,12 @@ def ours(folder, name):
             lm_head = Dense(jnp.asarray(np.random.default_rng(9).normal(0, 1, (kit.H, 9)), jnp.float32))
             params = dataclasses.replace(params, lm_head=lm_head, kept=jnp.arange(1, 18, 2, dtype=jnp.int32))
         native.save_native(folder, c, head, params)
+    elif name == "redrafter":
+        recurrent_files.save(folder, OWN[name], heads.params(OWN[name]), "x", steps=4)
+    elif name == "pard":
+        parallel_files.save(folder, OWN[name], heads.params(OWN[name]), "x")
+    elif name == "kangaroo":
+        early_exit.save(folder, OWN[name], early_exit.of(heads.params(OWN[name])), "x")
     elif heads.is_eagle(config := heads.CONFIGS[name]):
         weights.save(folder, config, heads.params(config), {"name_or_path": "x", "architectures": []}, steps=4)
     else:
@@ -100,6 +115,9 @@ def same(a, b):
         ("eagle3", "speculators", {"speculators_model_type": "eagle3"}),
         ("p_eagle", "speculators", {"speculators_model_type": "peagle"}),
         ("eagle1", "published", {"architectures": ["LlamaForCausalLMEagle"]}),
+        ("redrafter", "native", {"target": "some/model", "steps": 4}),
+        ("pard", "native", {"format": "spec_jax.parallel"}),
+        ("kangaroo", "native", {"format": "spec_jax.early_exit"}),
         ("medusa", "published", {"base_model_name_or_path": "some/model"}),
     ],
 )
@@ -127,6 +145,7 @@ def test_a_drafter_is_the_same_in_another_format(name, to, says, convert, tmp_pa
         ("dspark small", "published", "draft_vocab_size is 9"),
         ("eagle1", "speculators", "--to: got 'speculators' for an EAGLE-1 head, takes 'published'"),
         ("eagle3", "native", "--to: got 'native' for an EAGLE-3 or P-EAGLE head, takes 'speculators'"),
+        ("pard", "published", "--to: got 'published' for a PARD model, takes 'native'"),
         ("hydra", "speculators", "--to: got 'speculators' for Medusa's or Hydra's heads, takes 'published'"),
     ],
 )

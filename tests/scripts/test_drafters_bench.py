@@ -97,7 +97,7 @@ def folder(tmp_path_factory):
 def test_every_system_drafts_as_many_nodes(model, folder):
     rows, left = systems.collect(model, folder, 6, 40)
     assert left == dict.fromkeys(("mtp", "mtp_trained"), "the target has no such head")
-    assert set(rows) == {*systems.SYSTEMS, "combined"} - set(left)
+    assert set(rows) == {*systems.SYSTEMS, *systems.COMBINED} - set(left)
     sizes = {name: (row.engine.drafter.nodes - 1, row.engine.drafter.depth) for name, row in rows.items()}
     chains = {"ngram": 6, "eagle3": 6, "dflash": 3, "domino": 3, "dspark": 3}
     assert {name: sizes[name] for name in chains} == {name: (n, n) for name, n in chains.items()}
@@ -109,6 +109,7 @@ def test_every_system_drafts_as_many_nodes(model, folder):
         assert not shaped or systems.shape_of(row.engine.drafter).ranking == "coupled", name
     assert rows["pctree"].weights == rows["dartree"].weights == "dspark" and rows["ddtree"].weights == "dflash"
     assert rows["combined"].joined == "domino_tree" and rows["combined"].weights == "domino"
+    assert rows["combined"].engine.drafter.enough is None and rows["fallback"].engine.drafter.enough > 0
 
 
 def test_what_is_not_there_is_named(model, folder, tmp_path):
@@ -237,7 +238,11 @@ def test_a_quick_run_takes_a_row_of_each_kind(bench, model, folder):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"nodes": 0}, "--nodes: got 0"), ({"drafters_dir": Path("no/such/folder")}, "--drafters-dir: got no/such")],
+    [
+        ({"nodes": 0}, "--nodes: got 0"),
+        ({"drafters_dir": Path("no/such/folder")}, "--drafters-dir: got no/such"),
+        ({"target": ["small_hybrid"], "classes": ["gsm8k"]}, "--classes: got gsm8k for small_hybrid, takes smollm2"),
+    ],
 )
 def test_mistakes_are_named(bench, changes, message):
     parser = argparse.ArgumentParser()

@@ -68,26 +68,15 @@ def test_the_unroll_mask_is_eagle_threes():
         assert found[j, q, s, k] == (k <= q if s == 0 else s <= j and k == q)
 
 
-def test_chains_are_dropped_with_all_that_hangs_on_them():
-    counts = unroll.kept_rows(12, 4, 0.7, 0.2)
-    assert counts == (12, 8, 5, 4)
-    mask = np.zeros(12, bool)
-    mask[3:11] = True
-    sizes = set()
-    for seed in range(30):
-        found = unroll.conditional_drop(jax.random.key(seed), jnp.asarray(mask), (6, 4, 2))
-        chains = [set(np.asarray(start)[np.asarray(real)].tolist()) for start, real in found]
-        for d, (start, real) in enumerate(found):
-            start = np.asarray(start)[np.asarray(real)]
-            assert len(found[d][0]) == (6, 4, 2)[d]
-            assert (np.diff(start) > 0).all() and all(mask[s + d + 1] and mask[s + 1] for s in start)
-        assert chains[2] <= chains[1] <= chains[0] and len(chains[0]) == 6
-        sizes.add(frozenset(chains[0]))
-    assert len(sizes) > 10
+def test_chains_are_dropped_at_random_and_those_that_are_none_first():
+    assert unroll.kept_rows(12, 4, 0.7, 0.2) == (12, 8, 5, 4) and unroll.kept_rows(3, 5, 0.5) == (3, 1, 1, 1, 1)
+    real = np.array([False, True, True, True, False, True])
+    orders = [np.asarray(unroll.conditional_drop(jax.random.key(i), jnp.asarray(real))) for i in range(30)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(6)) and real[order[:4]].all()
+    assert len({tuple(order[:2].tolist()) for order in orders}) > 5
 
 
 def test_chain_mistakes_are_named():
     with pytest.raises(ValueError, match="rate, floor: got 1.5"):
         unroll.kept_rows(10, 2, 1.5)
-    with pytest.raises(ValueError, match="counts: got \\(2, 3\\)"):
-        unroll.conditional_drop(jax.random.key(0), jnp.ones(5, bool), (2, 3))

@@ -19,12 +19,14 @@ from spec_jax.drafters.block.heads.selector import Selector  # noqa: E402
 from spec_jax.drafters.eagle.config import EagleConfig  # noqa: E402
 from spec_jax.drafters.load import load_drafter  # noqa: E402
 from spec_jax.drafters.medusa import MedusaConfig  # noqa: E402
+from spec_jax.drafters.parallel_model import ParallelConfig  # noqa: E402
+from spec_jax.drafters.recurrent import RecurrentConfig  # noqa: E402
 from spec_jax.engine.decoder import Decoder  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.models.load import LoadedTarget  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
 from spec_jax.topology.growth import Growth  # noqa: E402
-from spec_jax.train import block, features, heads, prompts  # noqa: E402
+from spec_jax.train import block, features, heads, last_hidden, parallel, prompts  # noqa: E402
 from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
 from spec_jax.train.evaluate import Evaluation  # noqa: E402
 from spec_jax.train.fit import fit  # noqa: E402
@@ -40,7 +42,8 @@ from tests.train import toy  # noqa: E402
 
 WEIGHTS = toy.params()
 STEPS = 160
-MEDUSA = MedusaConfig(toy.V, 16, num_heads=3, final_norm_eps=toy.CONFIG.rms_norm_eps)
+REDRAFTER = RecurrentConfig(toy.V, 16, num_blocks=1, final_norm_eps=toy.CONFIG.rms_norm_eps)
+PARD = ParallelConfig(toy.CONFIG.with_layers([0]), mask_token=toy.V - 1, depth=3)
 DSPARK = Objective((("ce", 0.1), ("l1", 0.9)), (("decay", (("gamma", 4.0),)),), confidence=1.0)
 
 
@@ -88,11 +91,13 @@ def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **opt
         (block.BlockForward(toy.block_config("shifted", 3), Markov(rank=8)), DSPARK),
         (heads.EagleForward(eagle(), 3), Objective(weights=(("powers", (("base", 0.8),)),))),
         (
-            heads.MedusaForward(MedusaConfig(toy.V, 16, 3, final_norm_eps=toy.CONFIG.rms_norm_eps), toy.LAYERS),
+            last_hidden.MedusaForward(MedusaConfig(toy.V, 16, 3, final_norm_eps=toy.CONFIG.rms_norm_eps), toy.LAYERS),
             Objective(),
         ),
+        (last_hidden.RecurrentForward(REDRAFTER, toy.LAYERS, 3), Objective(weights=(("powers", (("base", 0.8),)),))),
+        (parallel.ParallelForward(PARD), Objective()),
     ],
-    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa"],
+    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa", "ReDrafter", "PARD"],
 )
 def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
     state, rows, evaluation = trained(tmp_path, texts, forward, objective)
@@ -106,7 +111,7 @@ def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
     forward.save(tmp_path / "drafter", whole, "toy")
     loaded = load_drafter(tmp_path / "drafter", LoadedTarget(toy.target(()), WEIGHTS, None, (), 64))
     jax.tree.map(np.testing.assert_array_equal, loaded.params, whole)
-    assert loaded.target.taps == forward.tapped(toy.target()).taps
+    assert loaded.target.taps == forward.tapped(toy.target(())).taps
 
 
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, texts):
@@ -166,7 +171,7 @@ def test_eagles_first_loss_has_the_hidden_states_in_it(texts):
     forward = heads.EagleForward(eagle(), 2)
     task = Task(forward, features.with_last(forward.tapped(toy.target()), 2), Objective(regression=1.0), 4, 10)
     params = forward.init(jax.random.key(0), WEIGHTS)
-    total, metrics = task.loss(params, toy.batch())
+    total, metrics = jax.jit(task.loss)(params, toy.batch())
     np.testing.assert_allclose(total, metrics["draft_loss"] + metrics["regression_loss"], rtol=1e-6)
     plain = dataclasses.replace(task, forward=block.BlockForward(toy.block_config()), target=toy.target())
     with pytest.raises(ValueError, match="regression: got"):

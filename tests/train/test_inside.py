@@ -22,6 +22,9 @@ def task(objective=KL, forward=FORWARD, labels="inside", **options):
     return Task(forward, TARGET, objective, anchors=3, steps=10, labels=labels, **options)
 
 
+VALUE_AND_SLOPE = jit(jax.value_and_grad(lambda weights, batch: task().loss(weights, batch)[0]))
+
+
 def test_a_spliced_text_has_a_plain_passs_features():
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, toy.V, (2, 7)), jnp.int32)
     anchors, parent = jnp.array([[1, 3, 6], [2, 4, 5]]), jnp.array([[2, 0], [1, 1]])
@@ -90,7 +93,7 @@ def test_the_gradient_is_that_of_the_blocks_put_together_by_hand():
             count += on.sum()
         return total / count
 
-    value, slope = jit(jax.value_and_grad(lambda w: task().loss(w, batch)[0]))(weights)
+    value, slope = VALUE_AND_SLOPE(weights, batch)
     want, ours = jit(jax.value_and_grad(direct))(weights)
     np.testing.assert_allclose(value, want, rtol=1e-4)
     for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(ours), strict=True):
@@ -101,14 +104,14 @@ def test_the_loss_goes_down():
     weights, batch, optimizer = FORWARD.init(), toy.batch(length=9), optax.adam(0.05)
 
     @jit
-    def step(weights, state):
-        value, slope = jax.value_and_grad(lambda w: task().loss(w, batch)[0])(weights)
+    def step(weights, slope, state):
         change, state = optimizer.update(slope, state)
-        return optax.apply_updates(weights, change), state, value
+        return optax.apply_updates(weights, change), state
 
     state, losses = optimizer.init(weights), []
     for _ in range(20):
-        weights, state, value = step(weights, state)
+        value, slope = VALUE_AND_SLOPE(weights, batch)
+        weights, state = step(weights, slope, state)
         losses.append(float(value))
     assert losses[-1] < 0.7 * losses[0]
 

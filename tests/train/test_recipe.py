@@ -8,7 +8,8 @@ from spec_jax.drafters.block.heads.gru import Domino
 from spec_jax.drafters.block.heads.head import Plain
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.train.block import BlockForward
-from spec_jax.train.recipe import HEADS, BlockRecipe, Recipe
+from spec_jax.train.kinds import HEADS, BlockRecipe, ParallelRecipe
+from spec_jax.train.recipe import Recipe
 from tests.train import toy
 
 RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "drafting" / "recipes").glob("*.toml"))
@@ -22,10 +23,28 @@ def test_recipes_of_ours_are_recipes(path):
     recipe = Recipe.load(path)
     forward = recipe.drafter.forward(SMOLLM2)
     assert forward.slots >= 3
-    assert recipe.training.decay < recipe.training.steps and max(forward.taps) <= 30
+    assert recipe.training.decay < recipe.training.steps and max(forward.taps, default=0) <= 30
     assert hash(forward) is not None
     if recipe.objective.base_until or recipe.objective.confidence:
         assert isinstance(forward, BlockForward) and not isinstance(forward.head, Plain)
+
+
+def test_a_drafter_that_reads_what_was_rejected_is_asked_again():
+    again = {path.stem for path in RECIPES if Recipe.load(path).training.labels == "again"}
+    assert again == {"carryover_hybrid", "retrace_hybrid"}
+    assert again == {p.stem for p in RECIPES if getattr(Recipe.load(p).drafter, "rejected", None)}
+
+
+def test_a_parallel_model_is_one_of_two():
+    forward = ParallelRecipe(layers=1).forward(toy.CONFIG)
+    assert (forward.config.model.num_layers, forward.config.mask_token, forward.slots) == (1, toy.V - 1, 8)
+    for given in ({}, {"layers": 1, "model": "small_hybrid"}):
+        with pytest.raises(ValueError, match="model, layers: got"):
+            ParallelRecipe(**given).forward(toy.CONFIG)
+    with pytest.raises(ValueError, match="model: got one of vocab_size"):
+        ParallelRecipe(model="small_hybrid").forward(toy.CONFIG)
+    with pytest.raises(ValueError, match="layers: got 3, takes 1 .. 2"):
+        ParallelRecipe(layers=3).forward(toy.CONFIG)
 
 
 def test_there_are_recipes():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.struct
 import jax
@@ -59,7 +59,7 @@ class BlockState:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDrafter:
+class BlockDrafter(growing.Shaped):
     """DFlash (arXiv 2602.06036) and its family: a network, a causal head, and the shape of a draft.
 
     A `Growth` asks the head behind every expanded node: a chain has width and children 1, a tree more. `BestFirst`
@@ -77,6 +77,7 @@ class BlockDrafter:
         block: tokens of a prefill chunk.
     """
 
+    whose: ClassVar[str] = "config"
     config: BlockConfig
     shape: Growth | BestFirst | Branching
     head: Head = Plain()
@@ -91,21 +92,6 @@ class BlockDrafter:
         if isinstance(self.shape, BestFirst):
             free = isinstance(self.head, Plain) or hasattr(self.head, "marginals")
             require(free, "shape", "BestFirst with a head that reads the path", "a Growth or Branching")
-
-    @property
-    def nodes(self) -> int:
-        """The shape's."""
-        return self.shape.nodes
-
-    @property
-    def depth(self) -> int:
-        """The shape's."""
-        return self.shape.depth
-
-    @property
-    def vocab_size(self) -> int:
-        """The target's."""
-        return self.config.vocab_size
 
     @property
     def reads(self) -> int:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax.drafters import own_files
 from spec_jax.drafters.block import names
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import ends_of
@@ -26,10 +27,7 @@ from spec_jax.drafters.block.heads.mixture import Mixture
 from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
-from spec_jax.drafters.files import check_names, write_directory
-from spec_jax.drafters.named import paths
 from spec_jax.models.checkpoint import CheckpointError
-from spec_jax.models.config import RopeConfig
 from spec_jax.models.linear import Dense
 
 FORMAT = "spec_jax.block"
@@ -51,16 +49,11 @@ def save_native(
 
     dtype: that of floating-point tensors in the file, the parameters' own if None. target: what it was trained for.
     """
-    tensors = {}
     parts = {part: getattr(params, part) for part in ("network", "head", "lm_head", "kept")}
     parts |= {} if config.own_head else {"lm_head": None}
-    for name, leaf in _named(parts):
-        array = np.asarray(leaf)
-        floating = jnp.issubdtype(array.dtype, jnp.floating)
-        tensors[name] = array.astype(dtype) if dtype is not None and floating else array
     own = {"name": type(head).__name__, "settings": _settings(head)}
-    fields = {"format": FORMAT, "network": dataclasses.asdict(config), "head": own}
-    write_directory(directory, fields if target is None else fields | {"target": target}, tensors)
+    fields = {"network": dataclasses.asdict(config), "head": own}
+    own_files.save(directory, FORMAT, fields, parts, dtype, target)
 
 
 def from_native(
@@ -72,10 +65,8 @@ def from_native(
 ) -> tuple[BlockConfig, Head, BlockParams]:
     """What `save_native` wrote, over a target's parameters. Raises CheckpointError for anything else."""
     try:
-        network = dict(fields["network"])
-        network["rope"] = RopeConfig(**_tuples(network["rope"]))
-        config = BlockConfig(**_tuples(network))
-        head = HEADS[fields["head"]["name"]](**_tuples(fields["head"]["settings"]))
+        config = own_files.config(BlockConfig, fields["network"])
+        head = HEADS[fields["head"]["name"]](**own_files.tuples(fields["head"]["settings"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{Path(source) / 'config.json'}: not a block drafter's: {error!r}") from error
     ends = ends_of(target_params)
@@ -92,24 +83,11 @@ def from_native(
         if config.own_head:
             template["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, small), jnp.float32)}
         template["kept"] = jax.ShapeDtypeStruct((small,), jnp.int32)
-    pairs = _named(template)
-    check_names(source, tensors, {name: leaf.shape for name, leaf in pairs})
-    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)  # noqa: E731
-    leaves = [jnp.asarray(tensors[n]).astype(dtype if floating(leaf) else leaf.dtype) for n, leaf in pairs]
-    own = jax.tree.unflatten(jax.tree.structure(template), leaves)
+    own = own_files.read(source, tensors, template, dtype)
     kept = own.get("kept")
     lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None
     return config, head, BlockParams(own["network"], ends, own["head"], ends.drafted(lm_head, kept), kept)
 
 
-def _named(parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return list(zip(paths(parts), jax.tree.leaves(parts), strict=True))
-
-
 def _settings(head: Head) -> dict[str, Any]:
     return {f.name: getattr(head, f.name) for f in dataclasses.fields(head) if f.init}  # type: ignore[arg-type]
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's lists as the tuples that were written."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -13,6 +13,7 @@ from spec_jax.drafters.block import network
 from spec_jax.drafters.block.drafter import BlockDrafter, chain
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.block.expander import teacher_logits
+from spec_jax.drafters.block.heads.head import Causal
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.block.shape import BestFirst, FanOut
 from spec_jax.drafters.block.text import text_blocks
@@ -114,9 +115,7 @@ def test_the_choices_of_a_right_head_are_all_accepted():
     follow = target.logits(blind, blind.embedding.T[None])[0]
 
     @dataclasses.dataclass(frozen=True)
-    class Told:
-        final_tap: bool = False
-
+    class Told(Causal):
         def init(self, config, key):
             return None
 

@@ -361,16 +361,25 @@ def test_confidence_reads_the_token_before_and_is_calibrated():
 
 @pytest.mark.parametrize("name", kit.HEADS)
 def test_new_heads_keep_the_networks_order_of_tokens(name):
-    """What is drawn at the start corrects nothing, or very little: not the lattice, which stands alone."""
+    """What is drawn at the start corrects nothing, or very little: not the lattice, which stands alone.
+
+    As training asks it, a head scores every token; the lattice alone can't.
+    """
     head, params, block, _, _ = case(name)
     fresh = dataclasses.replace(params, head=head.init(block.config, jax.random.key(3)))
 
-    @kit.jit
-    def along(block):
-        again = dataclasses.replace(block, prepared=head.prepare(fresh, block))
-        return teacher_logits(head, fresh, again, jnp.asarray(TOKENS))
+    def along(head):
+        @kit.jit
+        def run(block):
+            again = dataclasses.replace(block, prepared=head.prepare(fresh, block))
+            return teacher_logits(head, fresh, again, jnp.asarray(TOKENS))
 
-    got = np.asarray(along(block))
+        return np.asarray(run(block))
+
+    got = along(head)
+    whole = got if head.uncut == head else along(head.uncut)
+    assert (whole > -np.inf).all() == (name != "lattice")
+    np.testing.assert_allclose(whole[got > -np.inf], got[got > -np.inf], atol=1e-5)
     offset = np.where(np.isinf(got), 0, jax.nn.log_softmax(got) - jax.nn.log_softmax(block.logits))
     kept = got > -np.inf
     if name not in ("lattice", "selector", "ancestor"):

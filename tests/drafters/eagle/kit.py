@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_jax.drafters import medusa, recurrent
+from spec_jax.drafters import early_exit, medusa, recurrent
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.eagle import head, network
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.eagle.text import text_steps
+from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.medusa import MedusaConfig
+from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.engine import rows
 from spec_jax.engine.engine import Engine
 from spec_jax.engine.round import context_of
@@ -45,7 +47,11 @@ def is_eagle(config):
 
 @functools.cache
 def params(config, seed=0, scale=0.3):
-    """Random parameters over the tiny Llama; nothing is zero or one."""
+    """Random parameters over the tiny Llama; nothing is zero or one. A parallel model has the Llama's own, scaled."""
+    if isinstance(config, ParallelConfig):
+        return jax.tree.map(lambda x: 0.9 * x, llama(config.model.num_layers)[1])
+    if isinstance(config, EarlyExitConfig):
+        return early_exit.init_params(config, llama()[1]).over(config, llama()[1])
     ends, key = ends_of(llama()[1]), jax.random.key(seed)
     if is_eagle(config):
         kept = None if config.draft_vocab_size is None else jnp.asarray(KEPT)

@@ -105,7 +105,7 @@ def test_a_slip_in_the_inputs_is_caught(fault):
     served = dataclasses.replace(config, **FLIPPED.get(fault, {}))
     right = kit.drafter(config)
     make = Shifted if fault == "shift" else HeadTree
-    drafter = make(Faulty(served, fault), right.growth, right.learner)
+    drafter = make(Faulty(served, fault), right.shape, right.learner)
     engine = Engine(kit.tapped(config), 24, drafter=drafter, prefill_chunk=8)
     state, _, after = kit.first_draft(engine, own)
     apart = kit.difference(config, own, state.rows.tokens, state.rows.length, after.seen)[UNADJUSTED]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block, scatter
+from spec_jax.drafters.block.heads.head import Block, Cut, scatter
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -62,7 +62,7 @@ class AncestorParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ancestor:
+class Ancestor(Cut):
     """logits of a candidate, plus <query(path), its row of the target's head>; -inf for what is no candidate.
 
     The adapter reads, once a block, the target's last hidden state and the network's rows (the prefix), and then each

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 
@@ -26,7 +26,7 @@ class BigramParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bigram:
+class Bigram(Causal):
     """logits + weight log(1 + count of (previous, token)): continuity as DART prunes by (arXiv 2601.19278).
 
     Attributes:
@@ -36,7 +36,6 @@ class Bigram:
 
     weight: float = 0.5
     successors: int = 16
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

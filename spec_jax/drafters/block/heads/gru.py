@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -51,7 +51,7 @@ class DominoParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Domino:
+class Domino(Causal):
     """logits + scale W2 silu(W1 [h; s]) where s has read the anchor and the drafted tokens.
 
     Attributes:
@@ -65,7 +65,6 @@ class Domino:
     low: int = 256
     pure: int = 1
     scale: float = 1.0
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -53,6 +53,15 @@ class Head(Protocol):
         """Whether it reads the target's last hidden state too, tapped behind the network's own taps."""
         ...
 
+    @property
+    def uncut(self) -> Head:
+        """The head as training asks it: where its candidates are but a cut of the tokens it scores, one without them.
+
+        A token that is no candidate would give no gradient. A head that can score its candidates alone is its own;
+        where the label is none of these, the objective takes the network's own logits (`train.slots.Slots.backed`).
+        """
+        ...
+
     def init(self, config: BlockConfig, key: Array) -> Any:
         """Random parameters, which leave the network's logits as they are, or nearly."""
         ...
@@ -76,10 +85,30 @@ class Head(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plain:
-    """No head: a slot's logits whatever came before (DFlash, JetSpec)."""
+class Causal:
+    """What most heads are: they read nothing of the target but the taps, and score as many tokens as they can."""
 
     final_tap: bool = dataclasses.field(default=False, init=False)
+
+    @property
+    def uncut(self) -> Any:
+        """The head itself."""
+        return self
+
+
+class Cut(Causal):
+    """A head whose `candidates` are a cut for speed: with None it scores every token."""
+
+    @property
+    def uncut(self) -> Any:
+        """The head without a cut."""
+        whole: Any = self
+        return dataclasses.replace(whole, candidates=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Causal):
+    """No head: a slot's logits whatever came before (DFlash, JetSpec)."""
 
     def init(self, config: BlockConfig, key: Array) -> None:
         """No parameters."""

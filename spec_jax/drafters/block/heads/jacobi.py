@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -38,7 +38,7 @@ class JacobiParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Jacobi:
+class Jacobi(Causal):
     """logits + readout of each slot's and earlier slots' mix of rows, the block's mean row and the tokens before them.
 
     `marginals` runs all slots at once, `passes` times, each on the tokens that the last pass chose: after as many as
@@ -54,7 +54,6 @@ class Jacobi:
     rank: int = 256
     ratio: int = 2
     passes: int = 6
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

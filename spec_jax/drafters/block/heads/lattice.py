@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block, scatter
+from spec_jax.drafters.block.heads.head import Block, Causal, scatter
 from spec_jax.drafters.block.network import BlockParams, fused_features
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -57,7 +57,7 @@ class LatticeParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lattice:
+class Lattice(Causal):
     """scale <out of the token before, in of a candidate>, unit vectors, over each slot's best few tokens.
 
     One bidirectional pass over the lattice of candidates gives all vectors; what follows a node is then looked up. The
@@ -86,7 +86,6 @@ class Lattice:
     factor: int = 1024
     scale: float = 8.0
     eps: float = 1e-4
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

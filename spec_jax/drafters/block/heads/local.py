@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
 from spec_jax.drafters.block.heads.gru import Gru, init_gru
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -36,7 +36,7 @@ class LocalParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Local:
+class Local(Causal):
     """logits + alpha local(drafted tokens) - beta log unigram; the first token is the network's alone.
 
     The local model reads the block's drafted tokens and nothing else, so it is trained without the target, on any text.
@@ -57,7 +57,6 @@ class Local:
     alpha: float | tuple[float, ...] = 0.3
     beta: float | tuple[float, ...] = 0.3
     silu: bool = True
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

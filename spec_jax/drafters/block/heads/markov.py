@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -33,7 +33,7 @@ class MarkovParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Markov:
+class Markov(Causal):
     """logits + W2 f(W1[previous token]), left to right.
 
     Attributes:
@@ -45,7 +45,6 @@ class Markov:
     rank: int = 256
     kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
     confidence: Literal["markov", "hidden"] | None = "markov"
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -29,7 +29,7 @@ class MixtureParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Mixture(Causal):
     """q(block) = sum over z of pi_z times the product of q_z at each slot; what follows a path has the law given it.
 
     The state is log pi_z plus the log-chances of the path's tokens under z, so a node's law is exact: tokens drawn one
@@ -43,7 +43,6 @@ class Mixture:
 
     components: int = 8
     rank: int = 64
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

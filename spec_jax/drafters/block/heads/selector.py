@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block, scatter
+from spec_jax.drafters.block.heads.head import Block, Cut, scatter
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -29,7 +29,7 @@ class SelectorParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Selector:
+class Selector(Cut):
     """logits of c, plus <A[previous] * W h, S[c]>, over the slot's `candidates` likeliest tokens.
 
     Attributes:
@@ -39,7 +39,6 @@ class Selector:
 
     rank: int = 256
     candidates: int | None = 16
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""

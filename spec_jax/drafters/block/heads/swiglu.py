@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import apply
-from spec_jax.drafters.block.heads.head import Block
+from spec_jax.drafters.block.heads.head import Block, Causal
 from spec_jax.drafters.block.network import BlockParams, base_logits
 from spec_jax.models.config import require
 from spec_jax.models.linear import Dense, Linear
@@ -29,7 +29,7 @@ class SwiGluParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwiGlu:
+class SwiGlu(Causal):
     """head(norm(h + d(silu(g) * u))), where u and g are maps of the token's embedding and the row h, both normed.
 
     Attributes:
@@ -37,7 +37,6 @@ class SwiGlu:
     """
 
     inner: int
-    final_tap: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Check the settings."""
