@@ -45,7 +45,7 @@ type: $(STAMPS)/test
 	$(BIN)/pyright
 
 unit: $(STAMPS)/test
-	XLA_FLAGS="$(UNIT_FLAGS) $$XLA_FLAGS" $(PYTEST) -n $(WORKERS) --dist loadfile
+	XLA_FLAGS="$(UNIT_FLAGS) $$XLA_FLAGS" $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: $(STAMPS)/test $(STAMPS)/aot
 	$(PYTEST) -m slow tests/pallas_kernels

@@ -16,7 +16,6 @@ from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.none import NoDrafter
 from spec_jax.engine import loop, rows
 from spec_jax.engine.engine import Engine, EngineParams, Rule
-from spec_jax.engine.requests import stack
 from spec_jax.engine.rows import Requests
 from spec_jax.engine.state import EngineState
 from spec_jax.models.target import Output
@@ -33,10 +32,11 @@ def decode_from(engine: Engine, params: EngineParams, requests: Requests, max_ro
     return loop.decode(engine, params, rows.init(engine, params, requests), max_rounds)
 
 
-# Exact tests run small programs once: compiled without optimisation. Law tests run big batches often.
+# Exact tests run small programs once: compiled without optimisation. Law tests run big batches often: with it, always.
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
+FAST_RUN = {"xla_backend_optimization_level": 3}
 _run = jax.jit(decode_from, static_argnums=0, compiler_options=FAST_COMPILE)
-run_many = jax.jit(decode_from, static_argnums=0)
+run_many = jax.jit(decode_from, static_argnums=0, compiler_options=FAST_RUN)
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 go_on = jax.jit(loop.decode, static_argnums=(0, 4), compiler_options=FAST_COMPILE)
 
@@ -101,9 +101,8 @@ def room_for(transitions: np.ndarray | None, vocab: int, states: int = 4) -> Con
 
 def batch(requests: Sequence[Requests], size: int = ROWS) -> Requests:
     """Requests stacked, and copies of the first up to `size` rows."""
-    some = stack(requests)
-    at = jnp.asarray([*range(len(requests)), *[0] * (size - len(requests))])
-    return jax.tree.map(lambda x: x[at], some)
+    at = np.array([*range(len(requests)), *[0] * (size - len(requests))])
+    return jax.tree.map(lambda *x: jnp.asarray(np.concatenate(x)[at]), *requests)  # in numpy: nothing compiles
 
 
 def follow(

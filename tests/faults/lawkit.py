@@ -123,7 +123,7 @@ def keys_of(calls: int) -> list[jax.Array]:
     return [jnp.asarray(np.random.default_rng(i).integers(0, 2**32, (ROWS, 2), dtype=np.uint32)) for i in range(calls)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=kit.FAST_RUN)
 def _texts(
     rule: Rule,
     target: jax.Array,

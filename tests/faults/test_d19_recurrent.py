@@ -80,11 +80,15 @@ def history(e, params, state, view, rounds):
     """What a run shows after each round: tokens, accepted counts, the target's state and the drafter's."""
     decode, seen = programs(e)[-1], []
     for _ in range(rounds):
-        r = state.rows
-        shown = (r.tokens, r.length, r.counters.accepted, view(e, state))
-        seen.append(jax.device_get(jax.tree.map(lambda x: x[jnp.array(SLOTS)], shown)))
+        seen.append(jax.device_get(shown(view, e, state)))
         state = decode(params, state, 1)
     return seen, jax.device_get(state)
+
+
+@functools.partial(kit.jit, static_argnums=(0, 1))
+def shown(view, e, state):
+    r = state.rows
+    return jax.tree.map(lambda x: x[jnp.array(SLOTS)], (r.tokens, r.length, r.counters.accepted, view(e, state)))
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh slots", "used slots"])

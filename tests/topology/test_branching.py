@@ -1,5 +1,7 @@
 """Drawn trees grown with an expander: equal to those drawn from tables, and known to the expander by number."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ B, V, START = 3, 5, 6
 ANCHOR = jnp.array([1, 2, 0])
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def run(shape, tables):
     expander, key = grown.TableExpander(), keys(B)
     pool, logits = expander.start(shape, tables, ANCHOR)
@@ -42,12 +45,19 @@ def test_equal_to_the_tree_drawn_from_a_table(widths, replacement):
     draft, number, pool = run(shape, tables)
     assert draft.tree.tokens.shape == (B, shape.nodes) and number.shape == (shape.nodes,)
     assert draft.proposal == ("sampled" if replacement else "without_replacement")
-    depth = np.asarray(trees.depth(draft.tree.parent[0]))
+    draft, number, pool = jax.device_get((draft, number, pool))
+    depth = np.asarray(trees.depth(jnp.asarray(draft.tree.parent[0])))
     assert shape.depth == depth.max() and ((number >= 0) == (depth < shape.depth)).all()
+
+    @jax.jit
+    @jax.vmap
+    def drawn(key, anchor, table):
+        law = lambda token, depth: jax.nn.log_softmax(table[token])  # noqa: E731
+        return sampled.branching(key, anchor, law, widths, jnp.int32(START), replacement)
+
+    want = drawn(keys(B), ANCHOR, table)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), draft, want)
     for b in range(B):
-        law = lambda token, depth, b=b: jax.nn.log_softmax(table[b, token])  # noqa: E731
-        want = sampled.branching(keys(B)[b], ANCHOR[b], law, widths, jnp.int32(START), replacement)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), grown.row(draft, b), want)
         for i in np.flatnonzero(number >= 0):
             assert pool.tokens[b, number[i]] == draft.tree.tokens[b, i]
 

@@ -114,12 +114,13 @@ def test_a_depth_without_choices_leans_on_the_one_above():
 
 def test_what_is_no_candidate_teaches_nothing():
     learner = Learner()
+    observe = jax.jit(learner.observe)
     seen, chosen = simulate(np.random.default_rng(5), [(1.0, 1.0)], 50)
     for unknown in (jnp.full_like(chosen, -1), jnp.full_like(chosen, 7)):
-        fit = learner.observe(learner.init(1), seen, unknown)
+        fit = observe(learner.init(1), seen, unknown)
         assert not fit.h.any() and not fit.r.any()
     none = Candidates(seen.tokens, seen.z.at[:, :, 1:].set(-jnp.inf), seen.noise)
-    fit = learner.observe(learner.init(1), none, chosen)
+    fit = observe(learner.init(1), none, chosen)
     assert np.isfinite(fit.h).all() and np.isfinite(fit.r).all()
 
 

@@ -59,7 +59,7 @@ def emitted(build, rule=rejection):
             tokens.append(last)
         return jnp.stack(tokens), verdict.accepted
 
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(keys(N)))
+    return jax.device_get(jax.jit(jax.vmap(one))(keys(N)))
 
 
 def target_law():
@@ -80,7 +80,7 @@ def test_the_text_has_the_target_s_law(name):
 
 @functools.cache
 def drafts(name, count=300):
-    return jax.jit(jax.vmap(BUILDERS[name]))(keys(count, seed=5))
+    return jax.device_get(jax.jit(jax.vmap(BUILDERS[name]))(keys(count, seed=5)))
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -92,7 +92,7 @@ def test_shape(name):
     kit.same(single.tree, kit.row(draft, 3).tree)
     full = 0
     for i in range(300):
-        d = jax.device_get(kit.row(draft, i))
+        d = kit.row(draft, i)
         if name not in MANY:
             kit.paths(d)
         used = int(d.tree.valid.sum())
@@ -110,7 +110,7 @@ def test_shape(name):
 def test_confidence_is_said_before_the_token_is_known(name):
     """The likeliest chance that elder siblings left; a node's own token plays no part."""
     for i in range(50):
-        d = jax.device_get(kit.row(drafts(name), i))
+        d = kit.row(drafts(name), i)
         for node in range(1, int(d.tree.valid.sum())):
             elder = [j for j in range(1, node) if d.tree.parent[j] == d.tree.parent[node]]
             left = GUESS[d.tree.tokens[d.tree.parent[node]]].copy()

@@ -116,11 +116,17 @@ def test_rows_are_independent_and_expansions_are_told(seed, active, name):
 def test_context_free_logits_give_ddtree():
     logits = jnp.asarray(np.random.default_rng(3).normal(0, 1.5, (B, 4, V)), jnp.float32)
     growth = Growth(nodes=14, depth=4, width=13, children=V)
-    result = grow(growth, ContextFree(), None, Marginals(logits, jnp.int32(1)), ANCHOR, logits[:, 0], toy.by_law)
-    for b in range(B):
+
+    @jax.jit
+    def both(logits):
+        result = grow(growth, ContextFree(), None, Marginals(logits, jnp.int32(1)), ANCHOR, logits[:, 0], toy.by_law)
         ids = jnp.broadcast_to(jnp.arange(V), (4, V))
-        want = toy.paths(best_first(jax.nn.log_softmax(logits[b]), ids, ANCHOR[b], 14))
-        assert list(toy.paths(toy.row(result.draft, b))) == list(want)
+        one = lambda z, anchor: best_first(jax.nn.log_softmax(z), ids, anchor, 14)  # noqa: E731
+        return result.draft, jax.vmap(one)(logits, ANCHOR)
+
+    drafts, wants = jax.device_get(both(logits))
+    for b in range(B):
+        assert list(toy.paths(toy.row(drafts, b))) == list(toy.paths(toy.row(wants, b)))
 
 
 def test_bad_settings_are_refused():

@@ -46,7 +46,7 @@ def draw(key, parents, proposal, log_q, anchor, position, by_position=False):
     return Draft(tree, jnp.ones(len(parents)), Law(laws), proposal)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), compiler_options=kit.FAST_RUN)
 def _texts(rule, parents, proposal, m, by_position, target, log_q, valid, row, bound, start, keys):
     size = 4 + m
 

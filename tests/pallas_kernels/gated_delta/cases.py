@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -185,15 +186,27 @@ def accept(x: Inputs, u, nodes, size: int, dtype="float32"):
     k, k_norm, decay = (None if y is None else jnp.asarray(y, dtype) for y in (x.k, x.k_norm, x.decay))
     paths = [path_to(parent, node, size) for parent, node in zip(x.parent, nodes, strict=True)]
     path, length = (jnp.asarray(np.stack(y)) for y in zip(*paths, strict=True))
-    return gather(Staged(k, k_norm, u, decay), path, length)
+    return _gather(Staged(k, k_norm, u, decay), path, length)
 
 
-def check(implementation, case: Case, seed: int = 0, tolerance: float = 2e-6, dtype="float32") -> None:
-    """Outputs, u and the state of an accepted node that is not the last, against the recurrence."""
+_gather, _fold = jax.jit(gather), jax.jit(fold)
+
+
+@functools.cache
+def _compiled(implementation, depth: int, scale: float):
+    return jax.jit(functools.partial(implementation, depth=depth, scale=scale))
+
+
+def check(implementation, case: Case, seed: int = 0, tolerance: float = 2e-6, dtype="float32", shared=False) -> None:
+    """Outputs, u and the state of an accepted node that is not the last, against the recurrence.
+
+    `shared` takes the program of an earlier call: not where a fault may be planted.
+    """
     x = inputs(case, seed)
     depth = case.n if case.chain else case.depth
-    options = x.options(dtype)
-    got = jax.jit(lambda *a: implementation(*a, depth=depth, **options))(*x.args(dtype))
+    norms = x.options(dtype)
+    call = (_compiled if shared else _compiled.__wrapped__)(implementation, depth, norms.pop("scale"))
+    got = call(*x.args(dtype), **norms)
     out, u, states = sequential(x)
     assert got.output.dtype == dtype and got.state.dtype == dtype
     close(got.output, out, tolerance)
@@ -202,5 +215,5 @@ def check(implementation, case: Case, seed: int = 0, tolerance: float = 2e-6, dt
     nodes = [
         np.flatnonzero(parent > -2)[-2 if used > 1 else 0] for parent, used in zip(x.parent, case.used, strict=True)
     ]
-    state = fold(jnp.asarray(x.state, dtype), accept(x, got.u, nodes, depth, dtype))
+    state = _fold(jnp.asarray(x.state, dtype), accept(x, got.u, nodes, depth, dtype))
     close(state, states[np.arange(len(nodes)), nodes], tolerance)

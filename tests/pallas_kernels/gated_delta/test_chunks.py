@@ -1,5 +1,7 @@
 """Prefill and training in chunks, against one token after another."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from pallas_kernels.gated_delta import chunked
 from tests.pallas_kernels.gated_delta.cases import REGIMES, Case, close, inputs, sequential
 
 T = 37
+CALL = jax.jit(chunked, static_argnames=("scale", "chunk", "implementation"))
 
 
 def texts(regime="init", counts=(37, 16, 0), **options):
@@ -19,8 +22,7 @@ def texts(regime="init", counts=(37, 16, 0), **options):
 
 def run(x, counts, dtype="float32", **options):
     q, k, v, decay, beta, _, state = x.args(dtype)
-    call = jax.jit(lambda *a: chunked(*a, **x.options(dtype), **options))
-    return call(q, k, v, decay, beta, state, jnp.asarray(counts))
+    return CALL(q, k, v, decay, beta, state, jnp.asarray(counts), **x.options(dtype), **options)
 
 
 @pytest.mark.parametrize("regime", REGIMES)
@@ -52,9 +54,8 @@ def test_a_text_in_two_calls():
     whole, last = run(x, (37, 37), chunk=8)
     part = lambda a, b: [None if y is None else y[:, a:b] for y in x.args()[:5]]  # noqa: E731
     norms = lambda a, b: {key: y if key == "scale" else y[:, a:b] for key, y in x.options().items()}  # noqa: E731
-    jitted = jax.jit(chunked, static_argnames=("scale", "chunk"))
-    one, state = jitted(*part(0, 20), x.args()[-1], chunk=8, **norms(0, 20))
-    two, state = jitted(*part(20, T), state, chunk=8, **norms(20, T))
+    one, state = CALL(*part(0, 20), x.args()[-1], chunk=8, **norms(0, 20))
+    two, state = CALL(*part(20, T), state, chunk=8, **norms(20, T))
     close(jnp.concatenate([one, two], 1), whole, 1e-6)
     close(state, last, 1e-6)
 
@@ -89,6 +90,17 @@ def token_by_token(q, k, v, decay, beta, state, count, q_norm, k_norm):
     return out.swapaxes(0, 1), state
 
 
+def loss(arrays, weights, counts, function):
+    output, state = function(**{"beta": None, **arrays}, count=counts)
+    return (output * weights[0]).sum() + (state * weights[1]).sum()
+
+
+OURS, WANT = (
+    jax.jit(jax.grad(functools.partial(loss, function=function)))
+    for function in (functools.partial(chunked, scale=0.25, chunk=8), token_by_token)
+)
+
+
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("kind", ({}, {"channels": True}, {"delta": False}))
 def test_gradients_are_those_of_the_recurrence(regime, kind):
@@ -101,14 +113,9 @@ def test_gradients_are_those_of_the_recurrence(regime, kind):
         arrays = {name: jnp.asarray(y) for name, y in arrays.items() if y is not None}
         rng = np.random.default_rng(5)
         weights = [jnp.asarray(rng.normal(size=shape)) for shape in (v.shape, state.shape)]
-
-        def loss(arrays, function):
-            output, state = function(**{"beta": None, **arrays}, count=jnp.asarray(counts))
-            return (output * weights[0]).sum() + (state * weights[1]).sum()
-
-        ours = jax.jit(jax.grad(lambda x: loss(x, lambda **a: chunked(**a, scale=0.25, chunk=8))))(arrays)
+        ours = OURS(arrays, weights, jnp.asarray(counts))
         clean = {name: jnp.nan_to_num(y) for name, y in arrays.items()}
-        want = jax.jit(jax.grad(lambda x: loss(x, token_by_token)))(clean)
+        want = WANT(clean, weights, jnp.asarray(counts))
         for name, gradient in ours.items():
             assert np.isfinite(gradient).all(), name
             close(gradient, want[name], 1e-11)

@@ -10,11 +10,12 @@ import pytest
 from pallas_kernels.gated_delta import Pending, Staged, fold, gated_delta, gather
 from tests.pallas_kernels.gated_delta.cases import REGIMES, Case, accept, close, inputs, sequential, step
 
+CALL, FOLD = jax.jit(gated_delta, static_argnames=("scale", "depth")), jax.jit(fold)
+
 
 def scored(x, *pending, state=None):
     *args, initial = x.args()
-    args = (*args, initial if state is None else state, *pending)
-    return jax.jit(lambda *a: gated_delta(*a, **x.options()))(*args)
+    return CALL(*args, initial if state is None else state, *pending, **x.options())
 
 
 @pytest.mark.parametrize("regime", REGIMES)
@@ -23,11 +24,11 @@ def test_every_accepted_node_and_none(regime, channels):
     """Also a leaf that is not the last node, and paths that are not contiguous."""
     x = inputs(Case(used=(12,), n=14, dk=8, hk=1, hv=2, channels=channels, regime=regime))
     got, (_, _, states) = scored(x), sequential(x)
-    close(fold(jnp.asarray(x.args()[-1]), accept(x, got.u, [-1], 8)), x.state, 1e-7)
+    close(FOLD(jnp.asarray(x.args()[-1]), accept(x, got.u, [-1], 8)), x.state, 1e-7)
     paths = [np.flatnonzero(x.mask[0, i]) for i in range(14)]
     assert any((np.diff(path) > 1).any() for path in paths)
     for node in np.flatnonzero(x.parent[0] > -2):
-        close(fold(jnp.asarray(x.args()[-1]), accept(x, got.u, [node], 8)), states[:, node], 2e-6)
+        close(FOLD(jnp.asarray(x.args()[-1]), accept(x, got.u, [node], 8)), states[:, node], 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_tree_in_parts_is_the_tree(channels, delta):
         part = slice(start, end)
         cut = lambda y, part=part: None if y is None else jnp.asarray(y[:, part])  # noqa: E731
         norms = {name: cut(options[name]) for name in ("q_norm", "k_norm")}
-        call = jax.jit(functools.partial(gated_delta, scale=x.scale, depth=8))
-        got = call(*map(cut, (q, k, v, decay, beta)), mask[:, part, :end], state, staged=staged, **norms)
+        args = (*map(cut, (q, k, v, decay, beta)), mask[:, part, :end], state)
+        got = CALL(*args, staged=staged, scale=x.scale, depth=8, **norms)
         rows.append(got)
         parts = (cut(k), norms["k_norm"], got.u, cut(decay))
         join = lambda a, b, axis: jnp.concatenate([a, b], axis)  # noqa: E731

@@ -28,12 +28,12 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_recurrence(kind):
-    check(small, KINDS[kind])
+    check(small, KINDS[kind], shared=True)
 
 
 @pytest.mark.parametrize("regime", REGIMES)
 def test_regimes(regime):
-    check(small, dataclasses.replace(TREE, regime=regime))
+    check(small, dataclasses.replace(TREE, regime=regime), shared=True)
 
 
 MANY = ((64, 16, "init"), (64, 64, "adv"), (128, 16, "hicorr"))

@@ -36,21 +36,24 @@ KINDS = {
 }
 
 
+CALL = jax.jit(gated_delta, static_argnames=("scale", "depth"))
+
+
 def scored(x, **options):
-    return jax.jit(lambda *a: gated_delta(*a, **x.options(), **options))(*x.args())
+    return CALL(*x.args(), **x.options(), **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("regime", REGIMES)
 def test_equals_the_recurrence(kind, regime):
-    check(gated_delta, dataclasses.replace(KINDS[kind], regime=regime))
+    check(gated_delta, dataclasses.replace(KINDS[kind], regime=regime), shared=True)
 
 
 @pytest.mark.parametrize("kind", ("tree", "deep", "per channel", "no delta rule"))
 def test_is_exact_in_float64(kind):
     with jax.enable_x64(True):
         for seed, regime in enumerate(REGIMES):
-            check(gated_delta, dataclasses.replace(KINDS[kind], regime=regime), seed, 1e-13, "float64")
+            check(gated_delta, dataclasses.replace(KINDS[kind], regime=regime), seed, 1e-13, "float64", shared=True)
 
 
 def test_bfloat16_rows_are_taken_as_they_are():
@@ -59,8 +62,7 @@ def test_bfloat16_rows_are_taken_as_they_are():
     for name in ("q", "k", "v"):
         setattr(x, name, np.asarray(jnp.asarray(getattr(x, name), jnp.bfloat16), np.float64))
     q, k, v, *rest = x.args()
-    call = jax.jit(lambda *a: gated_delta(*a, **x.options()))
-    got = call(*(jnp.asarray(y, jnp.bfloat16) for y in (q, k, v)), *rest)
+    got = CALL(*(jnp.asarray(y, jnp.bfloat16) for y in (q, k, v)), *rest, **x.options())
     out, u, _ = sequential(x)
     assert got.output.dtype == jnp.bfloat16 and got.u.dtype == jnp.float32
     close(got.u, u, 2e-6)

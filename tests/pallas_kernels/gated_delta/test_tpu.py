@@ -16,7 +16,7 @@ from pallas_kernels.gated_delta.factors import Staged, UnsupportedError
 from tests.pallas_kernels.gated_delta.cases import REGIMES, Case, accept, check, close, inputs, sequential
 
 interpreted = functools.partial(tpu.gated_delta, interpret=True)
-exact = functools.partial(interpreted, precision="exact")
+high, exact = (functools.partial(interpreted, precision=precision) for precision in ("high", "exact"))
 TREE = Case(dk=32, dv=16)
 KINDS = {
     "tree": TREE,
@@ -49,8 +49,8 @@ def test_exact_equals_the_recurrence(kind):
 @pytest.mark.parametrize("precision", slow_but(("high",), ("high", "exact")))
 def test_regimes(precision, regime):
     case = dataclasses.replace(TREE, regime=regime)
-    tolerance = TWO_TERMS if precision == "high" else 2e-6
-    check(functools.partial(interpreted, precision=precision), case, tolerance=tolerance)
+    kernel, tolerance = (high, TWO_TERMS) if precision == "high" else (exact, 2e-6)
+    check(kernel, case, tolerance=tolerance, shared=True)
 
 
 MANY = ((64, 16, "init"), (64, 64, "adv"), (128, 16, "hicorr"))
