@@ -103,14 +103,16 @@ class SpecRollout(base_rollout.BaseRollout):
         return self._engine
 
     def generate(self, prompts: list[str], rollout_config: Any, **kwargs: Any) -> Any:
-        """Generate for every prompt; Tunix has repeated them for their group already."""
+        """Generate for every prompt; Tunix has repeated them for their group already. The first call compiles all."""
         if kwargs:
             raise ValueError(f"generate: got {', '.join(sorted(kwargs))}, takes prompts and rollout_config only")
         c = rollout_config
         tokens = [self._encode(p) for p in prompts]
         unique, group = grouped(tokens)
-        engine = self._engine_for(len(tokens), max(map(len, tokens)), c)
+        last, engine = self._engine, self._engine_for(len(tokens), max(map(len, tokens)), c)
         engine.update_params(self._params(), new=self._is_new())
+        if engine is not last:
+            engine.warm_up(unique[0], c.max_tokens_to_generate, _sampling(c), len(unique), group)
         settings = {"group": group, "sampling": _sampling(c), "key": self._call_key(c)}
         self.last = rollout = engine.generate(unique, c.max_tokens_to_generate, **settings)
         engine.release_params()
