@@ -105,7 +105,7 @@ def main() -> None:
                 return
     args.out.mkdir(parents=True, exist_ok=True)
     export.save(args.out, state.params, config, tokenizer, np.float16)
-    written = load_target(args.out).params
+    written = load_target(args.out, transposed=False).params
     figures = measure(written, windows) | {"long_loss": measure(written, long)["held_out_loss"]}
     rows = logs.read(args.run)
     logs.plot(rows, args.out / "loss.png", CURVES, "small hybrid")
@@ -193,7 +193,7 @@ def _not_default(args: argparse.Namespace) -> list[str]:
 
 def _weights(directory: Path) -> tuple[QwenConfig, QwenParams]:
     """A model to begin with."""
-    model = load_target(directory, stacked=False)
+    model = load_target(directory, stacked=False, transposed=False)
     if not isinstance(model.target, Qwen) or not isinstance(model.params, QwenParams) or model.params.mtp is None:
         raise ValueError(f"--weights: got a {type(model.target).__name__}, takes a Qwen model with an MTP head")
     return model.target.config, model.params

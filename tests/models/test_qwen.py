@@ -81,7 +81,7 @@ def test_taps_are_hidden_states_as_transformers_counts_them():
 def test_a_directory_that_transformers_wrote(kind, tmp_path):
     model = theirs(kind)
     model.save_pretrained(tmp_path)
-    loaded = load_target(tmp_path)
+    loaded = load_target(tmp_path, transposed=False)
     target, params = ours(model)
     assert loaded.target == target
     for got, want in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(params), strict=True):
@@ -141,11 +141,11 @@ def test_all_layouts_load_alike(layout, tmp_path):
         head = {n: x for n, x in per_expert(kit.random_tensors(config)).items() if n.startswith("mtp.layers.0.mlp")}
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": sparse_only}))
         save_file(tensors | head, tmp_path / "model.safetensors")
-        loaded = load_target(tmp_path)
+        loaded = load_target(tmp_path, transposed=False)
         assert loaded.target.config == dataclasses.replace(config, intermediate_size=None)
         assert loaded.eos_token_ids == (7,)
         return
-    loaded = load_target(write(tmp_path, MTP, tensors, fields))
+    loaded = load_target(write(tmp_path, MTP, tensors, fields), transposed=False)
     assert loaded.target.config == MTP
     for got, x in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(got, x)
