@@ -22,6 +22,8 @@ from spec_jax.rollout.records import Carried, Rollout, Segment
 from spec_jax.rollout.toggle import RoundCost, Toggle
 
 _MANY = 2**31 - 1
+_MOST_SPENT = 8.0
+"""A segment that takes longer, in times of what its rounds take, was held up by something else."""
 
 
 class Run:
@@ -149,8 +151,9 @@ class Run:
         rounds, total = int(passes.max()), int(passes.sum())
         self.segments.append(Segment(self.size, self.busy, on, rounds, total, int(tokens.sum()), seconds))
         if self.toggle is not None and self.carried.toggle is not None:
-            told = (float(tokens.sum()) / max(total, 1), self._ratio(on, rounds, seconds, scored.sum() / max(total, 1)))
-            self.carried.toggle = self.toggle.observe(self.carried.toggle, index, on, rounds, *told)
+            told = self._took(on, rounds, seconds, scored.sum() / max(total, 1))
+            mean = float(tokens.sum()) / max(total, 1)
+            self.carried.toggle = self.toggle.observe(self.carried.toggle, index, on, rounds, mean, *told)
         done = own & (finish != Finish.RUNNING)
         if done.any():
             self._settle(done)
@@ -201,11 +204,16 @@ class Run:
         self.carried.costs[self.size] = RoundCost(plain.seconds[0], table)
         self.carried.measured.add(self.size)
 
-    def _ratio(self, on: bool, rounds: int, seconds: float, width: float) -> float:
-        """Plain rounds that each of a segment's rounds took; where nobody has said so, the clock has a say in it."""
-        cost = self.carried.costs[self.size]
+    def _took(self, on: bool, rounds: int, seconds: float, width: float) -> tuple[float, float]:
+        """Plain rounds that a segment's rounds take each, and took with what it cost to begin the segment.
+
+        Where nobody has said what rounds take, the clock has a say in both.
+        """
+        cost, spent = self.carried.costs[self.size], 0.0
         if self.size in self.carried.measured and rounds:
             seconds = float(devices.of_first(self.engine, np.array(seconds)))
+            spent = seconds / rounds / cost.plain
             cost = cost.drafted(rounds, seconds, width) if on else cost.seen(rounds, seconds)
             self.carried.costs[self.size] = cost
-        return cost.ratio(width) if on else 1.0
+        ratio = cost.ratio(width) if on else 1.0
+        return ratio, min(max(ratio, spent), _MOST_SPENT * ratio)

@@ -139,17 +139,21 @@ class Toggle:
         rounds: Int[Array, ""] | int,
         tokens: Float[Array, ""] | float = 1.0,
         ratio: Float[Array, ""] | float = 1.0,
+        spent: Float[Array, ""] | float | None = None,
     ) -> ToggleState:
         """The state after a segment of `rounds` rounds; of a speculating one, tokens per row and round, and its ratio.
 
-        ratio: plain rounds that one of its rounds took.
+        ratio: plain rounds that one of its rounds takes; it says whether speculation pays.
+        spent: plain rounds' time that the segment took by round, with what it cost to begin it (a drafter that is told
+            what it missed); it says what a trial cost. None: ratio.
         """
+        spent = ratio if spent is None else spent
         on, rounds = jnp.asarray(on) & (jnp.asarray(rounds) > 0), jnp.asarray(rounds, jnp.float32)
         old, gain = state.gain[size], tokens / ratio
         mean = jnp.where(on, jnp.where(old == 0, gain, self.decay * old + (1 - self.decay) * gain), old)
         good = mean > self.margin
-        saved = jnp.minimum(state.saved[size] + rounds * jnp.where(on, tokens - ratio, self.loss), _MOST)
-        repaid = jnp.maximum(jnp.ceil(rounds * (ratio - tokens) / self.loss), self.every)
+        saved = jnp.minimum(state.saved[size] + rounds * jnp.where(on, tokens - spent, self.loss), _MOST)
+        repaid = jnp.maximum(jnp.ceil(rounds * (spent - tokens) / self.loss), self.every)
         wait = jnp.where(on, jnp.where(good, 0, repaid), jnp.maximum(state.wait[size] - rounds, 0))
         look = jnp.where(on & good, jnp.minimum(2 * state.look[size], self.every), self.probe)
         put = lambda x, value: x.at[size].set(value.astype(x.dtype))  # noqa: E731

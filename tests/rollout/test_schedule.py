@@ -101,6 +101,14 @@ def test_a_trial_costs_what_was_put_aside():
     assert played(t, 1.0, lambda _: 1.0, 0.0, 8)[0][0] == (True, 4)
 
 
+def test_what_it_costs_to_begin_a_trial_is_made_up_for_and_does_not_count_against_drafts():
+    t = Toggle(every=16, loss=0.02)
+    s = t.observe(t.init(1), 0, True, 2, 1.0, 1.25, 4.0)
+    assert float(s.gain[0]) == pytest.approx(0.8) and float(s.saved[0]) == pytest.approx(-6) and int(s.wait[0]) == 300
+    s = t.observe(t.init(1), 0, True, 2, 2.0, 1.25, 4.0)
+    assert float(s.gain[0]) == pytest.approx(1.6) and int(s.wait[0]) == 0
+
+
 def test_it_goes_on_while_it_pays_and_is_given_up_when_it_does_not():
     t = Toggle(probe=4, every=16, decay=0.0, loss=0.5)
     choices, _ = played(t, 1.5, lambda i: 2.0 if i < 6 else 1.2, 0.5, 70)
