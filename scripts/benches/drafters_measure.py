@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import choose
+import jax
 import jax.numpy as jnp
 
 from spec_jax.audit.replay import Replay
@@ -24,6 +26,8 @@ from .sides import Sides
 
 SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0)}
 _PLAIN, _UNWANTED = "plain", 1e9
+_TOGETHER = 8
+"""Rows whose programs are held at once: on a CPU more of them fill the process's memory map (Linux: 65,530 parts)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +67,35 @@ def measure(
     plain is the engine of plain decoding; args hold what `Sides` takes, `nodes`, `quick`, and `rules`: whether trees
     are measured under the other exact rules as well (with `quick` under two of them).
     """
+    found: dict[str, Any] = {name: describe(row) for name, row in rows.items()}
+    counts: dict[str, dict[str, Counts]] = {setting: {} for setting in SETTINGS}
+    recompiles = 0
+    for begin in range(0, len(rows), _TOGETHER):
+        some = dict(list(rows.items())[begin : begin + _TOGETHER])
+        figures, emitted, compiled = _together(model, plain, some, cases, args)
+        recompiles += compiled
+        for setting in SETTINGS:
+            counts[setting] |= emitted[setting]
+        for name in some:
+            found[name] |= figures[name]
+        gc.collect()
+        jax.clear_caches()
+    for name, row in rows.items():
+        found[name] |= {f: found[name]["greedy"][f] for f in ("acceptance_length", "ci95", "speedup")}
+        own = {setting: counts[setting][name] for setting in SETTINGS}
+        found[name]["loss"] = own["sampled"].loss(own["greedy"])
+        if args.rules and ruled(row.engine, args.nodes):
+            found[name]["rules"] = rules(model, row, cases, args, own)
+    return {"drafters": found, "deltas": deltas(counts, found), "recompiles": recompiles}
+
+
+def _together(
+    model: LoadedTarget, plain: Any, rows: Mapping[str, Row], cases: Sequence[runs.Case], args: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, dict[str, Counts]], int]:
+    """Rows in turn with plain decoding: their figures, what they emitted by setting, and what was recompiled."""
     decoders = {_PLAIN: choose.decoder(model, plain)}
     decoders |= {name: choose.decoder(model, row.engine, row.params) for name, row in rows.items()}
-    found: dict[str, Any] = {name: describe(row) for name, row in rows.items()}
+    found: dict[str, Any] = {name: {} for name in rows}
     counts: dict[str, dict[str, Counts]] = {}
     recompiles = 0
     for setting, sampling in SETTINGS.items():
@@ -87,13 +117,7 @@ def measure(
                 "same_text": runs.merge(texts),
             }
             print(f"{name}, {setting}: {found[name][setting]}", file=sys.stderr)
-    for name, row in rows.items():
-        found[name] |= {f: found[name]["greedy"][f] for f in ("acceptance_length", "ci95", "speedup")}
-        own = {setting: counts[setting][name] for setting in SETTINGS}
-        found[name]["loss"] = own["sampled"].loss(own["greedy"])
-        if args.rules and ruled(row.engine, args.nodes):
-            found[name]["rules"] = rules(model, row, cases, args, own)
-    return {"drafters": found, "deltas": deltas(counts, found), "recompiles": recompiles}
+    return found, counts, recompiles
 
 
 def describe(row: Row) -> dict[str, Any]:

@@ -174,6 +174,7 @@ def measured(bench, small, unoptimised):
     ruled = lambda *given: {k: e for k, e in drafters_rules.ruled(*given).items() if k == one}  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "ruled", ruled)
+        patch.setattr(measuring, "_TOGETHER", 1)  # in two goes
         made = measuring.measure(model, Engine(model.target, 20), rows, cases, args)
     return made | {"left_out": left, "prompts": len(cases), "nodes": args.nodes}
 
