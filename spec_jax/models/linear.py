@@ -142,7 +142,8 @@ class RowEmbedding:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The embedding it reads like."""
-        return np.asarray(self.table, dtype).T
+        x = np.asarray(self.table, dtype).T
+        return x.copy() if copy else x
 
     def __getitem__(self, index: tuple[slice, Int[Array, "n"]]) -> Float[Array, "hidden n"]:
         """Columns of the given tokens."""

@@ -68,7 +68,9 @@ def test_transposed_kernels_give_the_same_products_and_columns():
         np.testing.assert_allclose(gradient(turned, x).kernel, gradient(dense, x).kernel, rtol=1e-4, atol=1e-4)
     ids = jnp.asarray([[3, 0], [7, 3]])
     np.testing.assert_array_equal(turned.columns(ids), dense.columns(ids))
-    np.testing.assert_array_equal(np.asarray(RowEmbedding(turned.weight, jnp.float32)), dense.kernel)
+    embedding = RowEmbedding(turned.weight, jnp.float32)
+    np.testing.assert_array_equal(np.asarray(embedding), dense.kernel)
+    assert np.array(embedding).flags.writeable
     batched = jax.vmap(turned)(jnp.stack([x, 2 * x]))
     np.testing.assert_allclose(batched[1], dense(2 * x), rtol=1e-5, atol=1e-5)
 
