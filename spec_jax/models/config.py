@@ -50,6 +50,13 @@ def is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
+def size_of(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size in a parsed config.json, or the default where it is absent. ValueError, naming it, for anything else."""
+    value = default if fields.get(name) is None else fields[name]
+    require(is_size(value), name, value, "a positive integer")
+    return int(value)  # type: ignore[arg-type]
+
+
 def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e38  # NaN is not
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-from spec_jax.models.config import RopeConfig, is_size, parse, require, rope_from_hf
+from spec_jax.models.config import RopeConfig, parse, require, rope_from_hf, size_of
 from spec_jax.models.qwen_config import ATTENTION, WINDOW, QwenConfig
 
 MODEL_TYPE = "gemma3_text"
@@ -46,11 +46,7 @@ def from_hf(fields: Mapping[str, Any]) -> QwenConfig:
         value = fields.get(name, default)
         require(value == taken, name, value, repr(taken))
 
-    def size(name: str, default: int | None = None) -> int:
-        value = default if fields.get(name) is None else fields[name]
-        require(is_size(value), name, value, "a positive integer")
-        return int(value)  # type: ignore[arg-type]
-
+    size = functools.partial(size_of, fields)
     layers, positions = size("num_hidden_layers"), size("max_position_embeddings", 131_072)
     kinds = fields.get("layer_types") or layer_types(layers, size("sliding_window_pattern", _PATTERN))
     require(len(kinds) == layers, "layer_types", kinds, f"a list of {layers} layers' kinds")
@@ -86,4 +82,4 @@ def _ropes(fields: Mapping[str, Any], positions: int) -> tuple[RopeConfig, RopeC
         return tuple(both)  # type: ignore[return-value]
     require(given is None, "rope_parameters", given, f"an object of {ATTENTION} and {WINDOW}")
     whole = rope_from_hf({"rope_theta": 1_000_000.0, **fields}, positions)
-    return whole, dataclasses.replace(RopeConfig(), theta=float(fields.get("rope_local_base_freq", 10_000.0)))
+    return whole, RopeConfig(theta=float(fields.get("rope_local_base_freq", 10_000.0)))

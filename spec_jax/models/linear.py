@@ -151,7 +151,7 @@ class RowEmbedding:
 
     def __rmatmul__(self, x: Float[Array, "rows hidden"]) -> Float[Array, "rows vocab"]:
         """The tied head."""
-        return _rows_by(x, self.table.astype(self.dtype))
+        return self.map(x)
 
     @property
     def map(self) -> TransposedDense:

@@ -67,8 +67,6 @@ def load_target(
         ValueError: for transposed kernels in stacked layers or on a mesh.
     """
     place = model_path(path)
-    if transposed and (stacked or mesh is not None):
-        raise ValueError("transposed: got True with stacked layers or a mesh, takes it with neither")
     if place.is_dir() and orbax_weights.saved_here(place):
         return _saved(place, dtype, stacked, mesh, transposed)
     if place.is_dir():
@@ -81,8 +79,9 @@ def load_target(
         )
     stack = jax.default_backend() != "cpu" and not transposed if stacked is None else stacked
     target = _target(checkpoint, mesh)
+    turn = _transpose(transposed, stack, mesh)
     tree = _lazy(checkpoint.config, checkpoint.tensors, dtype, stack)
-    if _transpose(transposed, stack, mesh):
+    if turn:
         tree = linear.transposed(tree, lazy.transpose)
     if mesh is None:
         return _loaded(target, lazy.whole(tree), checkpoint)
@@ -109,7 +108,10 @@ def abstract_params(
 
 
 def _transpose(asked: bool | None, stacked: bool, mesh: Mesh | None) -> bool:
-    return jax.default_backend() == "cpu" and not stacked and mesh is None if asked is None else asked
+    able = not stacked and mesh is None
+    if asked and not able:
+        raise ValueError("transposed: got True with stacked layers or a mesh, takes it with neither")
+    return able and jax.default_backend() == "cpu" if asked is None else asked
 
 
 def _saved(place: Path, dtype: Any, stacked: bool | None, mesh: Mesh | None, transposed: bool | None) -> LoadedTarget:
@@ -118,6 +120,7 @@ def _saved(place: Path, dtype: Any, stacked: bool | None, mesh: Mesh | None, tra
     if stacked is not None and stacked != form:
         names = {True: "stacked", False: "one after another"}
         raise ValueError(f"stacked: got {stacked}, takes {form} or None: {place} has its layers {names[form]}")
+    turn = _transpose(transposed, form, mesh)
     if isinstance(checkpoint.config, QwenConfig):
         mtp = found.get("mtp") is not None
         checkpoint = dataclasses.replace(checkpoint, config=dataclasses.replace(checkpoint.config, mtp=mtp))
@@ -127,11 +130,7 @@ def _saved(place: Path, dtype: Any, stacked: bool | None, mesh: Mesh | None, tra
     places = jax.tree.map(lambda _: one, like) if mesh is None else _shardings(mesh, target, like)
     put = lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)  # noqa: E731
     params = orbax_weights.restore(place, jax.tree.map(put, like, places))
-    if _transpose(transposed, form, mesh):
-        if form:
-            raise ValueError(f"transposed: got True, takes False or None: {place} has its layers stacked")
-        params = linear.transposed(params, jnp.transpose)
-    return _loaded(target, params, checkpoint)
+    return _loaded(target, linear.transposed(params, jnp.transpose) if turn else params, checkpoint)
 
 
 def _target(checkpoint: Checkpoint, mesh: Mesh | None) -> Llama | Qwen:

@@ -156,7 +156,7 @@ class Qwen:
                 y, out = delta_mixer.read_text(c, leaves.mixer, h, own, count)
             else:
                 y, out = _attend(c, leaves.mixer, h, own, nodes, None, index)
-            return feed_forward(c, leaves, mixed(c, leaves, x, y))[0], out
+            return feed_forward(c, leaves, added(c, x, y, leaves.mixer_after))[0], out
 
         def keep(old: Any, new: Any) -> Any:
             return _written(state, old, new, offset, count) if isinstance(old, KeyValues) else new
@@ -335,14 +335,17 @@ def score_layer(
         )
     else:
         (y, staged), folded = _attend(config, leaves.mixer, h, state, nodes, old, index), None
-    return feed_forward(config, leaves, mixed(config, leaves, x, y))[0], (staged, folded)
+    return feed_forward(config, leaves, added(config, x, y, leaves.mixer_after))[0], (staged, folded)
 
 
-def mixed(
-    config: QwenConfig, leaves: Layer, x: Float[Array, "b n hidden"], y: Float[Array, "b n hidden"]
+def added(
+    config: QwenConfig,
+    x: Float[Array, "b n hidden"],
+    y: Float[Array, "b n hidden"],
+    norm: Float[Array, "hidden"] | OnePlus | None,
 ) -> Float[Array, "b n hidden"]:
-    """x with what the layer's mixer adds to it."""
-    return x + (y if leaves.mixer_after is None else rms_norm(y, leaves.mixer_after, config.rms_norm_eps))
+    """x with what half a layer adds to it, y, normed where the model does that."""
+    return x + (y if norm is None else rms_norm(y, norm, config.rms_norm_eps))
 
 
 def feed_forward(
@@ -351,8 +354,7 @@ def feed_forward(
     """The layer's second half: x plus its MLP or experts, and which experts (None: an MLP). form: see `experts.mix`."""
     flat = rms_norm(x, leaves.mlp_norm, config.rms_norm_eps).reshape(-1, x.shape[-1])
     if isinstance(leaves.mlp, Mlp):
-        y = leaves.mlp(flat).reshape(x.shape)
-        return x + (y if leaves.mlp_after is None else rms_norm(y, leaves.mlp_after, config.rms_norm_eps)), None
+        return added(config, x, leaves.mlp(flat).reshape(x.shape), leaves.mlp_after), None
     routing = experts.route(leaves.mlp, flat, config.num_experts_per_tok or 1, config.norm_topk_prob)
     return x + experts.mix(leaves.mlp, flat, routing, form).reshape(x.shape), routing
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_jax.models.config import RopeConfig, check_types, is_size, parse, require, rope_from_hf
+from spec_jax.models.config import RopeConfig, check_types, is_size, parse, require, rope_from_hf, size_of
 
 ATTENTION, WINDOW, DELTA = "full_attention", "sliding_attention", "linear_attention"
 
@@ -201,12 +202,7 @@ class QwenConfig:
             value = fields.get(name, default)
             require(value in taken, name, value, " or ".join(map(repr, taken)))
 
-        def size(name: str, default: int | None = None) -> int:
-            value = default if fields.get(name) is None else fields[name]
-            require(value is not None, name, None, "a positive integer")
-            require(is_size(value), name, value, "a positive integer")
-            return int(value)  # type: ignore[arg-type]
-
+        size = functools.partial(size_of, fields)
         layers, heads, hidden = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
         require(layers <= _MOST_LAYERS, "num_hidden_layers", layers, f"at most {_MOST_LAYERS}: {layers} layers")
         rope, factor = _rope(fields, size("max_position_embeddings"), 0.25 if hybrid else 1.0)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from spec_jax.models import delta_mixer, experts, layers
 from spec_jax.models.delta_mixer import Delta
 from spec_jax.models.norms import rms_norm
-from spec_jax.models.qwen import Layer, QwenParams, embed, feed_forward, head, mixed
+from spec_jax.models.qwen import Layer, QwenParams, added, embed, feed_forward, head
 from spec_jax.models.qwen_config import WINDOW, QwenConfig
 from spec_jax.models.qwen_shapes import required_tensors
 from spec_jax.models.qwen_tensors import from_tensors
@@ -65,7 +65,7 @@ def text_layer(
     else:
         window = config.sliding_window if config.layer_types[index] == WINDOW else None
         y = attend_text(config, leaves.mixer, h, window)[0]
-    return second_half(config, leaves, mixed(config, leaves, x, y), form)
+    return second_half(config, leaves, added(config, x, y, leaves.mixer_after), form)
 
 
 def second_half(

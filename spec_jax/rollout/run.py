@@ -22,8 +22,6 @@ from spec_jax.rollout.records import Carried, Rollout, Segment
 from spec_jax.rollout.toggle import RoundCost, Toggle
 
 _MANY = 2**31 - 1
-_MOST_SPENT = 8.0
-"""A segment that takes longer, in times of what its rounds take, was held up by something else."""
 
 
 class Run:
@@ -209,11 +207,12 @@ class Run:
 
         Where nobody has said what rounds take, the clock has a say in both.
         """
-        cost, spent = self.carried.costs[self.size], 0.0
-        if self.size in self.carried.measured and rounds:
+        cost, timed = self.carried.costs[self.size], self.size in self.carried.measured and rounds > 0
+        if timed:
             seconds = float(devices.of_first(self.engine, np.array(seconds)))
-            spent = seconds / rounds / cost.plain
             cost = cost.drafted(rounds, seconds, width) if on else cost.seen(rounds, seconds)
             self.carried.costs[self.size] = cost
-        ratio = cost.ratio(width) if on else 1.0
-        return ratio, min(max(ratio, spent), _MOST_SPENT * ratio)
+        if not on:
+            return 1.0, 1.0
+        ratio = cost.ratio(width)
+        return ratio, max(ratio, cost.spent(rounds, seconds, width)) if timed else ratio

@@ -13,8 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.control.cost import CostModel
 
-_STEADY, _MOST = 8, 16.0
-"""Rounds in a row that weigh as much as what was known; most plain rounds' time that is put aside."""
+_STEADY, _MOST, _HELD_UP = 8, 16.0, 8.0
+"""Rounds in a row that weigh as much as what was known; most plain rounds' time that is put aside; and the most that
+rounds are taken to last, in times of what they should: what held them up longer was something else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +48,13 @@ class RoundCost:
         moved = (seconds / rounds / self.plain) ** _weight(rounds)
         return dataclasses.replace(self, plain=self.plain * min(moved, 1.05))
 
+    def spent(self, rounds: int, seconds: float, width: float) -> float:
+        """Plain rounds that each of so many speculative ones took by the clock."""
+        return min(seconds / rounds / self.plain, _HELD_UP * self.ratio(width))
+
     def drafted(self, rounds: int, seconds: float, width: float) -> RoundCost:
         """The costs after so many speculative rounds in a row, of a mean width, took so long; all widths' alike."""
-        moved = min(seconds / rounds / (self.ratio(width) * self.plain), 8.0) ** _weight(rounds)
+        moved = (self.spent(rounds, seconds, width) / self.ratio(width)) ** _weight(rounds)
         table = self.speculative
         return dataclasses.replace(self, speculative=CostModel(table.nodes, tuple(s * moved for s in table.seconds)))
 
