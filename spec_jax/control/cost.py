@@ -32,12 +32,14 @@ class CostModel:
 
     def at(self, widths: tuple[int, ...]) -> Float[Array, "w"]:
         """Costs of the given node counts, relative to the table's first entry."""
-        x, y = np.asarray(self.nodes, float), np.asarray(self.seconds, float)
-        cost = np.interp(widths, x, y)
-        if len(x) > 1:
-            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-            cost = np.where(np.asarray(widths) > x[-1], y[-1] + slope * (np.asarray(widths) - x[-1]), cost)
-        return jnp.asarray(cost / y[0], jnp.float32)
+        return jnp.asarray(np.array([self.of(w) / self.seconds[0] for w in widths], np.float32))
+
+    def of(self, width: int) -> float:
+        """The cost of a node count: between the table's entries, or beyond its last two, on the line through both."""
+        x, y = self.nodes, self.seconds
+        if width <= x[-1] or len(x) == 1:
+            return float(np.interp(width, x, y))
+        return y[-1] + (y[-1] - y[-2]) / (x[-1] - x[-2]) * (width - x[-1])
 
     @classmethod
     def from_compiler(cls, name: str, topology: str) -> CostModel:

@@ -91,18 +91,11 @@ def request(
         raise ValueError(f"key: got keys of shape {list(words.shape)}, takes one key")
     buffer = np.zeros(engine.max_len)
     buffer[: len(text)] = text
-    whole = lambda x: jnp.asarray(x, jnp.int32)[None]  # noqa: E731
-    row = to_row(sampling, vocab, tuple(int(e) for e in eos), engine.max_bias, engine.max_eos)
-    return Requests(
-        tokens=whole(buffer),
-        length=whole(len(text)),
-        prompt_length=whole(len(prompt)),
-        limit=whole(len(prompt) + max_new_tokens),
-        key=words[None],
-        sampling=jax.tree.map(lambda x: x[None], row),
-        stops=whole(table),
-        state=whole(constraint_start),
-    )
+    whole = lambda x: np.asarray(x, np.int32)[None]  # noqa: E731
+    row = to_row(sampling, vocab, tuple(int(e) for e in eos), engine.max_bias, engine.max_eos, batch=1)
+    numbers = (buffer, len(text), len(prompt), len(prompt) + max_new_tokens, table, constraint_start)
+    tokens, length, prompt_length, limit, ends, state = jax.device_put([whole(x) for x in numbers])
+    return Requests(tokens, length, prompt_length, limit, words[None], row, ends, state)
 
 
 def _first_end(tokens: Sequence[int], eos: Sequence[int], stops: Sequence[Sequence[int]], min_new: int) -> int | None:
@@ -115,4 +108,9 @@ def _first_end(tokens: Sequence[int], eos: Sequence[int], stops: Sequence[Sequen
 
 def stack(requests: Sequence[Requests]) -> Requests:
     """Several requests as one batch."""
+    return _joined(tuple(requests))
+
+
+@jax.jit
+def _joined(requests: tuple[Requests, ...]) -> Requests:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *requests)

@@ -43,7 +43,7 @@ def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
     """A state of `batch` empty slots."""
     d = max(1, engine.drafter.depth)
     zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)  # noqa: E731
-    row = to_row(Sampling(), engine.target.vocab_size, (), engine.max_bias, engine.max_eos)
+    row = to_row(Sampling(), engine.target.vocab_size, (), engine.max_bias, engine.max_eos, batch)
     logs = jnp.zeros((batch, engine.max_len)) if engine.log_probs else None
     rows = Rows(
         tokens=zeros(engine.max_len),
@@ -52,7 +52,7 @@ def empty(engine: Engine, params: EngineParams, batch: int) -> EngineState:
         limit=zeros(),
         finish=zeros() + Finish.EMPTY,
         key=jnp.zeros((batch, 2), jnp.uint32),
-        sampling=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), row),
+        sampling=row,
         stops=zeros(engine.max_stops, engine.max_stop_length) - 1,
         state=zeros() + FREE,
         counters=Counters(*(zeros() for _ in range(6)), depth_reached=zeros(d), depth_accepted=zeros(d)),

@@ -28,8 +28,13 @@ def shared_leaves(engine: Engine, params: EngineParams) -> tuple[bool, ...]:
 
 def kept(engine: Engine, params: EngineParams, state: EngineState) -> list[Array]:
     """What all rows share, in order; it outlives a batch."""
+    return picked(shared_leaves(engine, params), state)
+
+
+def picked(shared: Sequence[bool], state: EngineState) -> list[Array]:
+    """`kept` with the marks of `shared_leaves` at hand."""
     leaves = jax.tree.leaves((state.drafter, state.controller))
-    return [x for x, is_shared in zip(leaves, shared_leaves(engine, params), strict=True) if is_shared]
+    return [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared]
 
 
 def with_kept(engine: Engine, params: EngineParams, state: EngineState, arrays: Sequence[Array]) -> EngineState:

@@ -107,6 +107,7 @@ class RolloutEngine:
         self._toggle, self._sync, self._order = toggle, sync or Sync(), order
         self._prefill_rows, self._derive = prefill_rows, derive
         self._target_params, self._drafter_params, self._changed = target_params, drafter_params, True
+        self._free = free(self.engine.target.vocab_size)
         self._prompts, self._programs = Prompts(prompts), Programs(self.engine)
         self.calls = 0
         self.carried = Carried(
@@ -120,7 +121,7 @@ class RolloutEngine:
     def programs(self) -> int:
         """Number of compiled programs so far.
 
-        At most 4, then 4 for each size (5 with a toggle), and 1 for each step from a size down.
+        At most 4, then 5 for each size (6 with a toggle), and 1 for each step from a size down.
         """
         return self._programs.count
 
@@ -180,7 +181,7 @@ class RolloutEngine:
         places = self._places(prompts)
         run = self._run(self.carried, requests, keys, places, self._ordered(places), max_new_tokens)
         rollout = run.until(until_running)
-        at, length = jnp.asarray(np.repeat(places, group)), jnp.asarray(rollout.length)
+        at, length = np.repeat(places, group), rollout.length.astype(np.int32)
         self.carried.history = _observe(self.carried.history, at, length)
         return rollout
 
@@ -214,16 +215,18 @@ class RolloutEngine:
             self._run(apart, [asked] * size, keys, places, range(size), max_new_tokens).warm_up()
         _keys(self.sizes[-1], self._key, -1, 0)
         if prompts is not None:
-            _longest_first(c.history, jnp.full(prompts, -1, jnp.int32))
-            _observe(c.history, *(jnp.full(prompts * group, n, jnp.int32) for n in (-1, 1)))
+            _longest_first(c.history, np.full(prompts, -1, np.int32))
+            _observe(c.history, *(np.full(prompts * group, n, np.int32) for n in (-1, 1)))
         if self._toggle is not None and c.toggle is not None:
-            self._toggle.decide(c.toggle, 0, 0.0)
-            self._toggle.observe(c.toggle, 0, True, 1, 1.0, 1.0)
+            self._toggle.decide(c.toggle, 0, 0.0, 0.0)
+            self._toggle.observe(c.toggle, 0, True, 1, 1.0, 1.0, 1.0)
         params, left = self.params(self.sizes[0]), jnp.float32(self._sync.calibration)
         self._programs.faded(params, bound(self._programs.fresh(params), params.target), left)
+        nowhere = np.full(self._prompts.size, -1, np.int32)
+        _clear(c.history, nowhere)
         if c.memory is not None:
             c.memory = bound(c.memory, params.target)
-            self._programs.clear(c.memory, jnp.full(self._prompts.size, -1, jnp.int32))
+            self._programs.clear(c.memory, nowhere)
 
     def log_probs(
         self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
@@ -232,15 +235,15 @@ class RolloutEngine:
         return teacher_forced(self.engine.target, self._target_params, tokens, length, temperature)
 
     def params(self, size: int, drafting: bool = True) -> EngineParams:
-        """The parameters of a program at a batch size; those of plain rounds have no drafter's."""
-        cost, widths = self.carried.costs.get(size), self.engine.widths
-        seconds = jnp.ones(len(widths)) if cost is None else cost.speculative.at(widths)
-        constraint, drafter = free(self.engine.target.vocab_size), self._drafter_params
-        if not drafting:
-            return EngineParams(self._target_params, None, constraint, jnp.ones(1))
-        if self._toggle is not None:
-            drafter = Gate(jnp.int32(size), drafter)
-        return EngineParams(self._target_params, drafter, constraint, seconds)
+        """The parameters of a program at a batch size, 0 for prompts of rows that begin without drafts.
+
+        Those of plain rounds have no drafter's.
+        """
+        widths, cost = (self.engine.widths, self.carried.costs.get(size)) if drafting else ((1,), None)
+        seconds = np.ones(len(widths), np.float32) if cost is None else cost.speculative.at(widths)
+        seconds, rows = jax.device_put((seconds, np.int32(size)))
+        drafter = self._drafter_params if self._toggle is None else Gate(rows, self._drafter_params)
+        return EngineParams(self._target_params, drafter if drafting else None, self._free, seconds)
 
     def state(self) -> dict[str, Any]:
         """Copies of what the next call depends on besides the policy, as a tree of arrays: to be saved with it."""
@@ -314,14 +317,14 @@ class RolloutEngine:
         if taken:
             at, c = np.full(self._prompts.size, -1, np.int32), self.carried
             at[: len(taken)] = taken
-            c.history = _clear(c.history, jnp.asarray(at))
-            c.memory = None if c.memory is None else self._programs.clear(c.memory, jnp.asarray(at))
+            c.history = _clear(c.history, at)
+            c.memory = None if c.memory is None else self._programs.clear(c.memory, at)
         return places
 
     def _ordered(self, places: Int[np.ndarray, "g"]) -> list[int]:
         if self._order == "given":
             return list(range(len(places)))
-        return np.asarray(_longest_first(self.carried.history, jnp.asarray(places))).tolist()
+        return np.asarray(_longest_first(self.carried.history, places)).tolist()
 
     def _row_keys(self, key: Array | int | None, count: int) -> UInt32[np.ndarray, "n 2"]:
         words = self._key if key is None else noise.request_key(key)

@@ -20,7 +20,10 @@ from spec_jax.verify.verdict import Verdict
 
 @flax.struct.dataclass
 class Gate:
-    """The parameters of a gated drafter: it drafts while at most `rows` rows run, by its own parameters `inner`."""
+    """The parameters of a gated drafter: it drafts while at most `rows` rows run, by its own parameters `inner`.
+
+    Where `rows` is 0 it is not told of prompts that are prefilled, either.
+    """
 
     rows: Int[Array, ""]
     inner: Any
@@ -86,15 +89,13 @@ class Gated:
             )
 
     def observe(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
-        """Prefill chunks always, verdicts on its own drafts only."""
+        """Prefill chunks unless it is off for any number of rows, verdicts on its own drafts only."""
         told = lambda: (  # noqa: E731
             self.drafter.observe(params.inner, state.inner, committed),
             jnp.maximum(state.known, committed.start + committed.length),
         )
-        if committed.tree is None:
-            inner, known = told()
-        else:
-            inner, known = lax.cond(state.on, told, lambda: (state.inner, state.known))
+        on = params.rows > 0 if committed.tree is None else state.on
+        inner, known = lax.cond(on, told, lambda: (state.inner, state.known))
         return dataclasses.replace(state, inner=inner, known=known)
 
     def propose(self, params: Gate, state: GatedState, context: Context) -> tuple[Draft, GatedState]:
@@ -148,13 +149,14 @@ class Gated:
 
 @dataclasses.dataclass(frozen=True)
 class IfDrafted(Around):
-    """Another controller's width, or the narrowest one in a round in which no row has a draft."""
+    """Another controller's width, or the cheapest one in a round in which no row has a draft."""
 
     def decide(
         self, state: Any, draft: Draft, active: Bool[Array, "b"], cost: Float[Array, "w"], widths: tuple[int, ...]
     ) -> Int[Array, ""]:
-        """The index of the width."""
-        return jnp.where(_drafted(draft, active), super().decide(state, draft, active, cost, widths), 0)
+        """The index of the width; the narrowest of equals. Going by cost, it can be told which by `measure_cost`."""
+        cheapest = jnp.argmin(cost).astype(jnp.int32)
+        return jnp.where(_drafted(draft, active), super().decide(state, draft, active, cost, widths), cheapest)
 
     def observe(
         self, state: Any, draft: Draft, width: Int[Array, ""], verdict: Verdict, active: Bool[Array, "b"]

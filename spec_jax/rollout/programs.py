@@ -27,14 +27,16 @@ T = TypeVar("T")
 
 
 class Programs:
-    """Prefill at one size; begin, put, decode, plain and settle at each batch size; shrink from one to another.
+    """Prefill at one size; begin, put, tell, decode, plain and settle at each batch size; shrink from one to another.
 
     fresh and faded make what rows share; clear forgets prompts. `plain` are rounds of plain decoding on the same state:
-    without a draft, room for one, or a choice of width.
+    without a draft, room for one, or a choice of width. `tell` gives the drafter what is remembered of every row's
+    prompt: work that rounds without drafts don't need.
     """
 
     def __init__(self, engine: Engine) -> None:
         """Compile nothing yet."""
+        self._engine, self._shared = engine, None
         self._jitted: list[Any] = []
         mesh = devices.mesh_of(engine)
         shared = mesh is not None and mesh.is_multi_process
@@ -47,13 +49,20 @@ class Programs:
         self.fresh = program(compact.fresh)
         self.faded = program(compact.faded)
         self.clear = program(lambda _, *args: memory.clear(*args))
-        self.prefill = program(_prefill)
+        self.prefill = program(rows.init)
         self.put = program(_put, donate_argnums=0)
+        self.tell = program(_tell, donate_argnums=0)
         self.begin = program(compact.begin, static_argnums=1)
         self.decode = program(loop.decode, donate_argnums=1)
         self.plain = program(_plain, donate_argnums=1)
         self.settle = program(_settle, donate_argnums=(0, 1))
         self.shrink = program(compact.shrink, static_argnums=2)
+
+    def kept(self, params: EngineParams, state: EngineState) -> list[Array]:
+        """`compact.kept`, whose marks are found once."""
+        if self._shared is None:
+            self._shared = compact.shared_leaves(self._engine, params)
+        return compact.picked(self._shared, state)
 
     @property
     def count(self) -> int:
@@ -105,13 +114,6 @@ def _plain(
     return dataclasses.replace(state, rows=given, target=after.target)
 
 
-def _prefill(
-    engine: Engine, params: EngineParams, requests: rows.Requests, store: Memory | None, at: Int[Array, "r"]
-) -> EngineState:
-    """Prompts prefilled, and their drafter told what is remembered of them."""
-    return _told(engine, rows.init(engine, params, requests), store, at)
-
-
 def _put(
     engine: Engine, state: EngineState, slots: Int[Array, "r"], fresh: EngineState, keys: UInt32[Array, "r 2"]
 ) -> EngineState:
@@ -128,19 +130,17 @@ def _settle(
     done: Bool[Array, "b"],
     version: Int[Array, ""],
 ) -> tuple[EngineState, Memory | None]:
-    """Finished rows released, their texts remembered, and the rows that go on told of them."""
+    """Finished rows released, their texts remembered."""
     r, size = state.rows, done.shape[0]
     if store is not None:
         where = jnp.where(done, at, -1)
         store = memory.remember(store, where, r.tokens, r.prompt_length, r.length, version)
         if (mesh := devices.mesh_of(engine)) is not None:
             store = lax.with_sharding_constraint(store, NamedSharding(mesh, P()))
-    state = rows.release(engine, state, jnp.where(done, jnp.arange(size), size))
-    return _told(engine, state, store, at), store
+    return rows.release(engine, state, jnp.where(done, jnp.arange(size), size)), store
 
 
-def _told(engine: Engine, state: EngineState, store: Memory | None, at: Int[Array, "b"]) -> EngineState:
-    if store is None:
-        return state
+def _tell(engine: Engine, state: EngineState, store: Memory, at: Int[Array, "b"]) -> EngineState:
+    """The rows told what is remembered of their prompts; nothing of one whose `at` is out of range."""
     drafter: Any = engine.drafter
     return dataclasses.replace(state, drafter=drafter.recall(state.drafter, memory.recall(store, at)))

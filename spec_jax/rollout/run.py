@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
@@ -54,6 +53,9 @@ class Run:
         self.requests, self.keys, self.places, self.group = requests, keys, places, n // len(requests)
         self.order, self.ready = list(order), []
         self.size = compact.next_size(self.sizes, n)
+        self.on, self.told = True, False
+        if toggle is not None and carried.toggle is not None:
+            self.on = bool(toggle.pays(carried.toggle, self.sizes.index(self.size)))
         self.slots = np.full(self.size, -1)
         self.tokens, self.mask = np.full((n, budget), pad_id, np.int32), np.zeros((n, budget), bool)
         self.log_probs = np.zeros((n, budget), np.float32)
@@ -71,6 +73,7 @@ class Run:
     def warm_up(self) -> None:
         """Compile what batches of this size need and measure their rounds; the run itself is of no further use."""
         self._fill()
+        self._tell()
         self._measure()
         params, done = self.params(self.size, True), np.ones(self.size, bool)
         state = self.programs.decode(params, self.state, 0, until_running=0)
@@ -78,8 +81,9 @@ class Run:
             state = self.programs.plain(self.params(self.size, False), state, 0, until_running=0)
         for size in (s for s in self.sizes if s < self.size):
             self.programs.shrink(params, state, size)
-        at = jnp.full(self.size, -1, jnp.int32)
-        self.programs.settle(state, self.carried.memory, at, jnp.asarray(done), jnp.int32(self.carried.version))
+        at = np.full(self.size, -1, np.int32)
+        self.programs.kept(params, state)
+        self.programs.settle(state, self.carried.memory, at, done, np.int32(self.carried.version))
 
     @property
     def waiting(self) -> bool:
@@ -97,11 +101,18 @@ class Run:
             self._fill()
             if not self.waiting and self.busy <= until_running:
                 break
-            self._segment(self._floor(until_running))
+            self._measure()
+            begin, index = time.perf_counter(), self.sizes.index(self.size)
+            segment, width = self._segment(index, self._floor(until_running))
             if not self.waiting:
                 self._compact()
+            if self.toggle is not None and self.carried.toggle is not None:
+                took = self._took(segment, width, time.perf_counter() - begin)
+                brought = segment.tokens / max(segment.running * segment.rounds, 1)
+                told = (segment.drafting, segment.rounds, brought, *took)
+                self.carried.toggle = self.toggle.observe(self.carried.toggle, index, *told)
         self._collect(self.slots >= 0)
-        self.carried.kept = compact.kept(self.engine, self.params(self.size, True), self.state)
+        self.carried.kept = self.programs.kept(self.params(self.size, True), self.state)
         return Rollout(self.tokens, self.mask, self.log_probs, self.finish, self.rounds, tuple(self.segments))
 
     def _floor(self, until_running: int) -> int:
@@ -116,30 +127,34 @@ class Run:
         while free and self.waiting:
             if not any(self.ready):
                 self._prefill()
-            slots, keys = np.full(self.prefill_rows, self.size), np.zeros((self.prefill_rows, 2), np.uint32)
+            slots, keys = np.full(self.prefill_rows, self.size, np.int32), np.zeros((self.prefill_rows, 2), np.uint32)
             for i, samples in enumerate(self.ready):
                 if samples and free:
                     row, slots[i] = samples.pop(0), free.pop(0)
                     keys[i], self.slots[slots[i]] = self.keys[row], row
-            self.state = self.programs.put(self.state, jnp.asarray(slots), self.fresh, jnp.asarray(keys))
+            self.state = self.programs.put(self.state, slots, self.fresh, keys)
+            self.told = False
 
     def _prefill(self) -> None:
         some, self.order = self.order[: self.prefill_rows], self.order[self.prefill_rows :]
         padded = [*some, *[some[0]] * (self.prefill_rows - len(some))]
-        requests, at = stack([self.requests[i] for i in padded]), jnp.asarray(self.places[padded])
-        self.fresh = self.programs.prefill(self.params(self.size, True), requests, self.carried.memory, at)
+        params = self.params(self.size if self.on else 0, True)
+        self.fresh = self.programs.prefill(params, stack([self.requests[i] for i in padded]))
         self.ready = [list(range(i * self.group, (i + 1) * self.group)) for i in some]
 
-    def _segment(self, floor: int) -> None:
-        index, on, bound = self.sizes.index(self.size), True, _MANY
-        self._measure()
+    def _segment(self, index: int, floor: int) -> tuple[Segment, float]:
+        """Rounds until the host has to look, what finished taken, and the mean width that was verified."""
+        on, bound = True, _MANY
         if self.toggle is not None and self.carried.toggle is not None:
-            risk = self.carried.costs[self.size].risk
-            decided = jax.device_get(self.toggle.decide(self.carried.toggle, index, risk))
+            cost = self.carried.costs[self.size]
+            decided = jax.device_get(self.toggle.decide(self.carried.toggle, index, cost.risk, cost.most))
             on, bound = bool(decided[0]), int(decided[1])
+        self.on = on
         r, own = self.state.rows, self.slots >= 0
         before = jax.device_get((r.length, r.counters.rounds, r.counters.scored))
         begin = time.perf_counter()
+        if on:
+            self._tell()
         program = self.programs.decode if on else self.programs.plain
         self.state = program(self.params(self.size, on), self.state, bound, until_running=floor)
         r = self.state.rows
@@ -148,21 +163,28 @@ class Run:
         tokens, passes, scored = ((new - old)[own] for new, old in zip(after, before, strict=True))
         rounds, total = int(passes.max()), int(passes.sum())
         self.segments.append(Segment(self.size, self.busy, on, rounds, total, int(tokens.sum()), seconds))
-        if self.toggle is not None and self.carried.toggle is not None:
-            told = self._took(on, rounds, seconds, scored.sum() / max(total, 1))
-            mean = float(tokens.sum()) / max(total, 1)
-            self.carried.toggle = self.toggle.observe(self.carried.toggle, index, on, rounds, mean, *told)
         done = own & (finish != Finish.RUNNING)
         if done.any():
             self._settle(done)
+        return self.segments[-1], float(scored.sum()) / max(total, 1)
+
+    def _tell(self) -> None:
+        """Before rows draft, tell them what is remembered of their prompts by now."""
+        if not self.told and self.carried.memory is not None:
+            self.state = self.programs.tell(self.state, self.carried.memory, self._at)
+        self.told = True
+
+    @property
+    def _at(self) -> Int[np.ndarray, "b"]:
+        """Where the prompt of each slot is remembered; -1 for a free one."""
+        return np.where(self.slots >= 0, self.places[np.maximum(self.slots, 0) // self.group], -1).astype(np.int32)
 
     def _settle(self, done: Bool[np.ndarray, "b"]) -> None:
         """Take what finished rows give, and free their slots."""
         self._collect(done)
-        at = np.where(self.slots >= 0, self.places[np.maximum(self.slots, 0) // self.group], -1)
-        given = (jnp.asarray(at, jnp.int32), jnp.asarray(done), jnp.int32(self.carried.version))
-        self.state, self.carried.memory = self.programs.settle(self.state, self.carried.memory, *given)
-        self.slots[done] = -1
+        given = (self.carried.memory, self._at, done, np.int32(self.carried.version))
+        self.state, self.carried.memory = self.programs.settle(self.state, *given)
+        self.slots[done], self.told = -1, False
 
     def _collect(self, which: Bool[np.ndarray, "b"]) -> None:
         if not which.any():
@@ -202,17 +224,18 @@ class Run:
         self.carried.costs[self.size] = RoundCost(plain.seconds[0], table)
         self.carried.measured.add(self.size)
 
-    def _took(self, on: bool, rounds: int, seconds: float, width: float) -> tuple[float, float]:
-        """Plain rounds that a segment's rounds take each, and took with what it cost to begin the segment.
+    def _took(self, segment: Segment, width: float, seconds: float) -> tuple[float, float]:
+        """Plain rounds that a segment's rounds take each, and took with what it cost to begin and to end the segment.
 
         Where nobody has said what rounds take, the clock has a say in both.
         """
-        cost, timed = self.carried.costs[self.size], self.size in self.carried.measured and rounds > 0
+        size, rounds = segment.size, segment.rounds
+        cost, timed = self.carried.costs[size], size in self.carried.measured and rounds > 0
         if timed:
             seconds = float(devices.of_first(self.engine, np.array(seconds)))
-            cost = cost.drafted(rounds, seconds, width) if on else cost.seen(rounds, seconds)
-            self.carried.costs[self.size] = cost
-        if not on:
+            cost = cost.drafted(rounds, seconds, width) if segment.drafting else cost.seen(rounds, seconds)
+            self.carried.costs[size] = cost
+        if not segment.drafting:
             return 1.0, 1.0
         ratio = cost.ratio(width)
         return ratio, max(ratio, cost.spent(rounds, seconds, width)) if timed else ratio

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.control.cost import CostModel
 
-_STEADY, _MOST, _HELD_UP = 8, 16.0, 8.0
+_STEADY, _MOST, _HELD_UP = 2, 16.0, 8.0
 """Rounds in a row that weigh as much as what was known; most plain rounds' time that is put aside; and the most that
 rounds are taken to last, in times of what they should: what held them up longer was something else."""
 
@@ -32,13 +32,18 @@ class RoundCost:
 
     def ratio(self, width: float) -> float:
         """Plain rounds that a speculative one of a mean width takes, rounded; the table says how it extends."""
-        table = self.speculative
-        return float(np.asarray(table.at((max(1, round(width)),)))[0]) * table.seconds[0] / self.plain
+        return self.speculative.of(max(1, round(width))) / self.plain
 
     @property
     def risk(self) -> float:
         """Plain rounds that a speculative one of any width can take beyond the one that its first token is worth."""
         return max(0.0, max(self.speculative.seconds) / self.plain - 1)
+
+    @property
+    def most(self) -> float:
+        """Tokens that a speculative round can bring in a plain one's time, if all nodes it verifies are accepted."""
+        table = self.speculative
+        return max(n * self.plain / seconds for n, seconds in zip(table.nodes, table.seconds, strict=True))
 
     def seen(self, rounds: int, seconds: float) -> RoundCost:
         """The costs after so many plain rounds in a row took so long; the more they are, the more they weigh.
@@ -88,15 +93,17 @@ class Toggle:
     as many as make up for what was lost. So a rollout takes longer than plain decoding by no more than `loss`, but for
     what a drafter loses after it has paid, until the next look.
 
+    Nothing is tried at a size whose rounds with drafts would not pay even if all drafts were accepted whole.
+
     Attributes:
-        margin: least gain that speculation must bring.
+        margin: least gain that speculation must bring: more than one, for what rounds don't show.
         probe: most rounds of a trial.
         every: rounds behind a trial that did not pay at least; while speculation is on, between decisions at most.
         decay: weight of the older gain in the running mean.
         loss: part of the plain rounds' time that trials may cost.
     """
 
-    margin: float = 1.0
+    margin: float = 1.05
     probe: int = 4
     every: int = 64
     decay: float = 0.5
@@ -120,18 +127,30 @@ class Toggle:
         return ToggleState(jnp.zeros(sizes), jnp.zeros(sizes), ints(0), ints(self.probe))
 
     @functools.partial(jax.jit, static_argnums=0)
+    def pays(self, state: ToggleState, size: Int[Array, ""] | int) -> Bool[Array, ""]:
+        """Whether speculating has paid at the size of that index."""
+        return state.gain[size] > self.margin
+
+    @functools.partial(jax.jit, static_argnums=0)
     def decide(
-        self, state: ToggleState, size: Int[Array, ""] | int, risk: Float[Array, ""] | float
+        self,
+        state: ToggleState,
+        size: Int[Array, ""] | int,
+        risk: Float[Array, ""] | float,
+        most: Float[Array, ""] | float = math.inf,
     ) -> tuple[Bool[Array, ""], Int[Array, ""]]:
         """Whether to speculate at the size of that index, and for how many rounds before the next decision.
 
         risk: plain rounds that a speculative one can cost at most, less one (`RoundCost.risk`).
+        most: tokens that it can bring in a plain one's time (`RoundCost.most`); nothing is tried that can't pay.
         """
-        saved, wait, good = state.saved[size], state.wait[size], state.gain[size] > self.margin
+        saved, wait, good = state.saved[size], state.wait[size], self.pays(state, size)
         need = jnp.minimum(risk, _MOST)
-        ready = (wait <= 0) & (saved >= need - 1e-4)
+        hopeless = jnp.less_equal(most, self.margin)
+        ready = (wait <= 0) & (saved >= need - 1e-4) & ~hopeless
         trial = jnp.clip(jnp.floor((jnp.minimum(saved, self.probe) + 1e-4) / jnp.maximum(risk, 1e-6)), 1, self.probe)
-        plain = jnp.clip(jnp.maximum(wait, jnp.ceil((need - saved) / self.loss - 1e-2)), 1, self.every)
+        plain = jnp.where(hopeless, self.every, jnp.maximum(wait, jnp.ceil((need - saved) / self.loss - 1e-2)))
+        plain = jnp.clip(plain, 1, self.every)
         rounds = jnp.where(good, state.look[size], jnp.where(ready, trial, plain))
         return good | ready, rounds.astype(jnp.int32)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 import flax.struct
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -107,9 +107,14 @@ class SamplingRow:
 
 
 def to_row(
-    sampling: Sampling, vocab_size: int, eos: tuple[int, ...] = (), max_bias: int = 16, max_eos: int = 4
+    sampling: Sampling,
+    vocab_size: int,
+    eos: tuple[int, ...] = (),
+    max_bias: int = 16,
+    max_eos: int = 4,
+    batch: int | None = None,
 ) -> SamplingRow:
-    """The arrays of one request.
+    """The arrays of one request; with `batch`, of so many rows that all have its settings.
 
     Raises:
         ValueError: for token ids outside the vocabulary, or more biases, bans or eos ids than the program has room for.
@@ -123,21 +128,24 @@ def to_row(
         if len(given) > room:
             raise ValueError(f"{name}: got {len(given)} tokens, takes at most {room} (a limit of the compiled program)")
     pad = lambda x, n, fill: np.array([*x, *[fill] * (n - len(x))])  # noqa: E731
-    real = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
-    whole = lambda x: jnp.asarray(x, jnp.int32)  # noqa: E731
-    return SamplingRow(
-        temperature=real(sampling.temperature),
-        top_k=whole(min(sampling.top_k, vocab_size)),
-        top_p=real(sampling.top_p),
-        min_p=real(sampling.min_p),
-        repetition=real(sampling.repetition_penalty),
-        presence=real(sampling.presence_penalty),
-        frequency=real(sampling.frequency_penalty),
-        bias_ids=whole(pad(ids, max_bias, -1)),
-        bias=real(pad(values, max_bias, 0.0)),
-        min_new=whole(sampling.min_new_tokens),
-        eos=whole(pad(eos, max_eos, -1)),
-    )
+    real = lambda x: np.asarray(x, np.float32)  # noqa: E731
+    whole = lambda x: np.asarray(x, np.int32)  # noqa: E731
+    row = {
+        "temperature": real(sampling.temperature),
+        "top_k": whole(min(sampling.top_k, vocab_size)),
+        "top_p": real(sampling.top_p),
+        "min_p": real(sampling.min_p),
+        "repetition": real(sampling.repetition_penalty),
+        "presence": real(sampling.presence_penalty),
+        "frequency": real(sampling.frequency_penalty),
+        "bias_ids": whole(pad(ids, max_bias, -1)),
+        "bias": real(pad(values, max_bias, 0.0)),
+        "min_new": whole(sampling.min_new_tokens),
+        "eos": whole(pad(eos, max_eos, -1)),
+    }
+    if batch is not None:
+        row = {name: np.broadcast_to(x, (batch, *x.shape)) for name, x in row.items()}
+    return SamplingRow(**jax.device_put(row))  # one transfer: a request is made for every prompt
 
 
 def _check(name: str, value: float, low: float, high: float, integer: bool = False, open_low: bool = False) -> None:

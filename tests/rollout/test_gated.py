@@ -8,17 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spec_jax.control.cost import CostModel
+from spec_jax.control.throughput import Throughput
 from spec_jax.drafters.none import NoDrafter
 from spec_jax.drafters.small_model import SmallModel
 from spec_jax.engine import loop, rows
 from spec_jax.engine.engine import EngineParams
 from spec_jax.engine.requests import request, stack
 from spec_jax.models.target import Output
-from spec_jax.rollout import gated
+from spec_jax.rollout import gated, run
 from spec_jax.rollout.engine import RolloutEngine
 from spec_jax.rollout.toggle import Toggle
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
+from spec_jax.tree import Draft, Tree, alone
 from tests.faults.kit import FAST_COMPILE
 from tests.rollout import kit
 
@@ -38,11 +41,12 @@ def decoder():
     return jax.jit(functools.partial(loop.decode, ENGINE), compiler_options=FAST_COMPILE)
 
 
-def play(decode, plan):
+def play(decode, plan, told=True):
     """Each segment's tokens per row and round, of rounds that are on or off; and the text."""
     sampling = Sampling(temperature=1.0)
     requests = stack([request(ENGINE, p, 32, i, sampling) for i, p in enumerate(PROMPTS)])
-    state = jax.jit(functools.partial(rows.init, ENGINE), compiler_options=FAST_COMPILE)(params(True), requests)
+    state = jax.jit(functools.partial(rows.init, ENGINE), compiler_options=FAST_COMPILE)(params(told), requests)
+    assert state.drafter.known.tolist() == [len(p) - 1 if told else 0 for p in PROMPTS]
     gained = []
     for on, count in plan:
         before = state.rows.counters
@@ -105,3 +109,38 @@ def test_a_drafter_made_of_every_policy():
             texts.append(rollout.tokens)
         np.testing.assert_array_equal(*texts)
     assert found[0] == found[1] == found[2] == K + 1 > 1.5 * found[3]
+
+
+def test_a_round_without_a_draft_has_the_cheapest_width():
+    """So a cost vector still says which, as `measure_cost` needs it."""
+    shapes = Tree(jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 4), bool))
+    draft = alone(Draft(shapes, jnp.zeros((2, 4))), jnp.ones(2, jnp.int32))
+    controller, active = gated.IfDrafted(Throughput()), jnp.ones(2, bool)
+    for cost, want in (([1.0, 1.0, 1.0], 0), ([1.0, 2.0, 3.0], 0), ([9.0, 9.0, 1.0], 2), ([9.0, 1.0, 9.0], 1)):
+        found = controller.decide(controller.init(2), draft, active, jnp.array(cost), (1, 2, 4))
+        assert int(found) == want
+
+
+def test_prompts_are_measured_at_every_width_with_or_without_a_match(monkeypatch):
+    """One token has no match in itself, and a round without a draft would measure one node at every width."""
+    found = {}
+
+    def measured(engine, params, state, decode):
+        for i, width in enumerate(engine.widths):
+            cost = jnp.full(len(engine.widths), 9.0).at[i].set(1.0)
+            before = jax.tree.map(jnp.copy, state)
+            after = decode(dataclasses.replace(params, cost=cost), jax.tree.map(jnp.copy, state), 2)
+            c, old = after.rows.counters, before.rows.counters
+            found[width] = int((c.scored - old.scored).sum()) / int((c.rounds - old.rounds).sum())
+        return CostModel(engine.widths, tuple(map(float, engine.widths)))
+
+    monkeypatch.setattr(run, "measure_cost", measured)
+    kit.drafting((2,), toggle=Toggle(), costs=None).warm_up([7], kit.BUDGET)
+    assert found == {width: float(width) for width in (1, kit.DRAFTER.nodes)}
+
+
+def test_prompts_prefilled_while_it_is_off_are_told_before_it_drafts(decode):
+    """As above, from rows whose drafter heard nothing: prompts are caught up with like text."""
+    whole, text = play(decode, PLAN)
+    assert play(decode, PLAN, told=False)[0] == whole
+    np.testing.assert_array_equal(play(decode, PLAN, told=False)[1], text)

@@ -68,12 +68,12 @@ COST = RoundCost(1.0, CostModel((1, 8), (1.1, 2.0)))
 
 
 def test_a_rounds_cost_in_plain_rounds():
-    """By the table, which follows the clock: eight rounds in a row weigh as much as what was known."""
+    """By the table, which follows the clock: two rounds in a row weigh as much as what was known."""
     assert COST.ratio(8) == pytest.approx(2.0) and COST.ratio(1) == pytest.approx(1.1) and COST.risk == 1.0
-    drafted = COST.drafted(8, 32.0, 8)
+    drafted = COST.drafted(2, 8.0, 8)
     assert drafted.ratio(8) == pytest.approx(2**1.5) and drafted.ratio(1) == pytest.approx(1.1 * 2**0.5)
-    assert COST.drafted(8, 9999.0, 8).ratio(8) == pytest.approx(2 * 8**0.5)
-    assert COST.seen(8, 2.0).plain == 0.5 and COST.seen(1, 99.0).plain == 1.05
+    assert COST.drafted(2, 9999.0, 8).ratio(8) == pytest.approx(2 * 8**0.5)
+    assert COST.seen(2, 0.5).plain == 0.5 and COST.seen(1, 99.0).plain == 1.05
     assert RoundCost(3.0, COST.speculative).risk == 0.0
 
 
@@ -99,6 +99,17 @@ def test_a_trial_costs_what_was_put_aside():
         assert max(n for on, n in choices if on) <= min(4, max(1, 4 / risk)) and all(n <= 100 for _, n in choices)
         assert all(not now[0] or not before[0] for before, now in itertools.pairwise(choices))
     assert played(t, 1.0, lambda _: 1.0, 0.0, 8)[0][0] == (True, 4)
+
+
+def test_nothing_is_tried_that_cannot_pay():
+    """Not even where all nodes are accepted: eight tokens in the time of four plain rounds could, of nine could not."""
+    for seconds, most in ((4.0, 2.0), (9.0, 8 / 9)):
+        cost = RoundCost(1.0, CostModel((1, 2, 8), (1.1, 2.5, seconds)))
+        assert cost.most == pytest.approx(max(most, 1 / 1.1))
+        t = Toggle(every=16, loss=0.5)
+        s = t.observe(t.init(1), 0, False, 400, 1.0, 1.0)
+        on, n = t.decide(s, 0, cost.risk, cost.most)
+        assert (bool(on), int(n)) == ((True, 1) if most > 1 else (False, 16))
 
 
 def test_what_it_costs_to_begin_a_trial_is_made_up_for_and_does_not_count_against_drafts():
