@@ -50,6 +50,13 @@ def write_directory(directory: str | Path, fields: Mapping[str, Any], tensors: M
     (directory / shards.SINGLE).chmod(config.stat().st_mode)  # save_file's own files are for their owner alone
 
 
+def architecture(fields: Mapping[str, Any]) -> str | None:
+    """The first architecture that a config.json names; None where there is none, or anything else."""
+    names = fields.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    return first if isinstance(first, str) else None
+
+
 def layer_fields(c: Any) -> dict[str, Any]:
     """What a drafter's config.json says of its decoder layers, whatever the drafter: sizes, norms and rope of `c`."""
     rope = {k: v for k, v in dataclasses.asdict(c.rope).items() if v is not None and k not in ("type", "theta")}

@@ -15,6 +15,7 @@ from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.files import check_names, renamed, write_directory
 from spec_jax.drafters.medusa import MedusaConfig, MedusaParams, init_params
 from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
+from spec_jax.models.fields import flag_of, size_of
 
 
 def is_medusa(fields: Mapping[str, Any]) -> bool:
@@ -37,10 +38,16 @@ def from_tensors(
     """
     kind = "medusa" if "medusa_num_heads" in fields else "hydra"
     tensors = renamed(source, tensors, lambda name: name.removeprefix("medusa_head."))
-    numbers = (fields.get(f"{kind}_num_heads"), fields.get(f"{kind}_num_layers", 1))
-    sizes, own_head = (target.config.vocab_size, target.config.hidden_size), fields.get("own_head", True)
     with reading_config(source):
-        config = MedusaConfig(*sizes, *numbers, kind == "hydra", target.config.rms_norm_eps, own_head)  # type: ignore[arg-type]
+        config = MedusaConfig(
+            target.config.vocab_size,
+            target.config.hidden_size,
+            size_of(fields, f"{kind}_num_heads"),
+            size_of(fields, f"{kind}_num_layers", 1),
+            sequential=kind == "hydra",
+            final_norm_eps=target.config.rms_norm_eps,
+            own_head=flag_of(fields, "own_head", True),
+        )
         ends = ends_of(target_params)
         shapes = jax.eval_shape(lambda key: init_params(config, key, ends), jax.random.key(0))
     own, name = (shapes.blocks, shapes.outputs), functools.partial(_name, config)

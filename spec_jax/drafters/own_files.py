@@ -60,5 +60,7 @@ def config(kind: type[T], fields: Mapping[str, Any]) -> T:
 
 
 def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's lists as the tuples that were written."""
+    """JSON's lists as the tuples that were written; ValueError for anything but an object."""
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"settings: got {fields!r}, takes an object")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -18,6 +18,7 @@ from spec_jax.drafters.named import reading_config
 from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.models.checkpoint import CheckpointError
 from spec_jax.models.config import LlamaConfig
+from spec_jax.models.fields import token_of
 from spec_jax.models.layers import unstack
 from spec_jax.models.load import abstract_params, load_target
 from spec_jax.models.qwen_config import QwenConfig
@@ -35,7 +36,8 @@ def from_published(source: str | Path, fields: Mapping[str, Any], dtype: Any = j
     """A published model's config and parameters. Raises as `load_target`; CheckpointError for a mask that is none."""
     loaded = load_target(source, dtype, stacked=False)
     with reading_config(source):
-        config = ParallelConfig(loaded.target.config, fields["pard_token"])
+        model = loaded.target.config
+        config = ParallelConfig(model, token_of(fields, "pard_token", model.vocab_size))
     return config, loaded.params
 
 

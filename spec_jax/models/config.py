@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+
+from spec_jax.models.fields import (
+    is_positive,
+    is_size,
+    is_whole,
+    number_of,
+    object_of,
+    require,
+    require_only,
+    size_of,
+)
 
 _NEEDS = {
     "default": (),
@@ -39,36 +51,26 @@ def check_types(kind: type, values: Mapping[str, Any]) -> None:
         require(fits is None or fits(value), field.name, value, taken)
 
 
-def require(condition: bool, name: str, value: Any, taken: str) -> None:
-    """ValueError saying what a field is and what it takes, unless the condition holds."""
-    if not condition:
-        raise ValueError(f"{name} is {value!r}; taken: {taken}")
-
-
-def is_size(value: Any) -> bool:
-    """Whether a value is a positive integer under 2**31."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
-
-
-def size_of(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A size in a parsed config.json, or the default where it is absent. ValueError, naming it, for anything else."""
-    value = default if fields.get(name) is None else fields[name]
-    require(is_size(value), name, value, "a positive integer")
-    return int(value)  # type: ignore[arg-type]
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e38  # NaN is not
-
-
 _TYPES = {  # by annotation: the test, and what to tell the user
     "int": (is_size, "a positive integer under 2**31"),
-    "float": (_is_positive, "a positive number"),
+    "float": (is_positive, "a positive number"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "str": (lambda value: isinstance(value, str), "a text"),
     "tuple[float, ...]": (
-        lambda value: isinstance(value, tuple) and all(map(_is_positive, value)),
+        lambda value: isinstance(value, tuple) and all(map(is_positive, value)),
         "a list of positive numbers",
+    ),
+    "tuple[int, ...]": (
+        lambda value: isinstance(value, tuple) and all(map(is_whole, value)),
+        "a list of integers, 0 or more",
+    ),
+    "tuple[str, ...]": (
+        lambda value: isinstance(value, tuple) and all(isinstance(x, str) for x in value),
+        "a list of texts",
+    ),
+    "tuple[bool, ...]": (
+        lambda value: isinstance(value, tuple) and all(isinstance(x, bool) for x in value),
+        "a list of true or false",
     ),
 }
 
@@ -169,38 +171,24 @@ class LlamaConfig:
         partial or interleaved rotation, quantised weights.
         """
 
-        def refuse(name: str, value: Any, taken: str) -> None:
-            raise ValueError(f"{name} is {value!r}; taken: {taken}")
-
-        model_type = fields.get("model_type")
-        if model_type not in ("llama", "mistral"):
-            refuse("model_type", model_type, "llama, mistral")
-        mistral = model_type == "mistral"
-        for name, default, taken in (
+        require_only(
+            fields,
+            ("model_type", None, ("llama", "mistral")),
             ("hidden_act", "silu", ("silu",)),
             ("partial_rotary_factor", None, (None, 1)),
             ("rope_interleaved", None, (None, False)),
             ("quantization_config", None, (None,)),
-        ):
-            if fields.get(name, default) not in taken:
-                refuse(name, fields.get(name, default), " or ".join(map(repr, taken)))
+        )
+        mistral = fields["model_type"] == "mistral"
         window = fields.get("sliding_window", 4096 if mistral else None)
-        if window is not None and not mistral:
-            refuse("sliding_window", window, "None in a llama")
-        kinds = fields.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-            refuse("layer_types", kinds, "'full_attention' in every layer")
-
-        def size(name: str, default: int | None = None) -> int:
-            value = default if (got := fields.get(name)) is None else got
-            if value is None:
-                raise ValueError(f"{name} is missing")
-            require(is_size(value), name, value, "a positive integer")
-            return value
-
+        require(window is None or mistral, "sliding_window", window, "None in a llama")
+        kinds = [] if fields.get("layer_types") is None else fields["layer_types"]
+        full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+        require(full, "layer_types", kinds, "'full_attention' in every layer")
+        size = functools.partial(size_of, fields)
         heads, hidden = size("num_attention_heads"), size("hidden_size")
-        if fields.get("head_dim") is None and hidden % heads:
-            refuse("hidden_size", hidden, f"a multiple of num_attention_heads, {heads}, unless head_dim is given")
+        taken = f"a multiple of num_attention_heads, {heads}, unless head_dim is given"
+        require(fields.get("head_dim") is not None or hidden % heads == 0, "hidden_size", hidden, taken)
         positions = size("max_position_embeddings", 131072 if mistral else 2048)
         return parse(
             cls,
@@ -223,19 +211,21 @@ class LlamaConfig:
 
 def rope_from_hf(fields: Mapping[str, Any], max_position: int) -> RopeConfig:
     """The rotary embedding of a parsed config.json; ValueError for one that is none, or rotates a part of each head."""
-    spellings = [fields[name] for name in ("rope_parameters", "rope_scaling") if fields.get(name)]
-    for value in spellings:
-        require(isinstance(value, Mapping), "rope_parameters (or rope_scaling)", value, "an object")
+    spellings = [x for name in ("rope_parameters", "rope_scaling") if (x := object_of(fields, name))]
     if len(spellings) == 2 and spellings[0] != spellings[1]:
         raise ValueError(f"rope_parameters {spellings[0]!r} and rope_scaling {spellings[1]!r} differ; give one")
     given = {k: v for k, v in spellings[0].items() if v is not None} if spellings else {}
+    for name in ("rope_type", "type"):
+        require(isinstance(given.get(name, ""), str), name, given.get(name), ", ".join(_NEEDS))
     if "type" in given and given.setdefault("rope_type", given["type"]) != given["type"]:
         raise ValueError(f"rope_type {given['rope_type']!r} and type {given['type']!r} differ; give one")
-    require(given.pop("partial_rotary_factor", 1) == 1, "partial_rotary_factor", spellings, "1")
+    require_only(given, ("partial_rotary_factor", 1, (1,)))
+    given.pop("partial_rotary_factor", None)
     given.pop("type", None)
     given.pop("finetuned", None)  # only records that the model was trained with the scaling
     kind = given.pop("rope_type", "default")
-    theta = given.pop("rope_theta", fields.get("rope_theta") or 10000.0)
+    theta = number_of({"rope_theta": fields.get("rope_theta")} | given, "rope_theta", 10000.0)
+    given.pop("rope_theta", None)
     if unknown := given.keys() - {f.name for f in dataclasses.fields(RopeConfig)}:
         raise ValueError(f"rope type {kind!r} has no parameter {', '.join(sorted(unknown))}")
     for name in ("short_factor", "long_factor"):
@@ -243,8 +233,8 @@ def rope_from_hf(fields: Mapping[str, Any], max_position: int) -> RopeConfig:
             given[name] = tuple(given[name])
     original = "original_max_position_embeddings"
     if kind in ("llama3", "yarn", "longrope"):
-        given[original] = fields.get(original) or given.get(original, max_position)
-        require(is_size(given[original]), original, given[original], "a positive integer")
+        outside = {} if fields.get(original) is None else {original: fields[original]}
+        given[original] = size_of(given | outside, original, max_position)
     if kind in ("yarn", "longrope"):
         given.setdefault("factor", max_position / given[original])
     return parse(RopeConfig, type=kind, theta=theta, **given)

@@ -7,7 +7,18 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_jax.models.config import RopeConfig, check_types, is_size, parse, require, rope_from_hf, size_of
+from spec_jax.models.config import RopeConfig, check_types, parse, rope_from_hf
+from spec_jax.models.fields import (
+    first_windowed,
+    is_whole,
+    kinds_of,
+    number_of,
+    object_of,
+    read,
+    require,
+    require_only,
+    size_of,
+)
 
 ATTENTION, WINDOW, DELTA = "full_attention", "sliding_attention", "linear_attention"
 
@@ -190,18 +201,16 @@ class QwenConfig:
             return cls.from_hf({"tie_word_embeddings": tied, **dict(text or {}), "model_type": f"{model_type}_text"})
         require(model_type in MODEL_TYPES, "model_type", model_type, ", ".join(MODEL_TYPES))
         hybrid = model_type in HYBRIDS
-        if "num_local_experts" in fields:
-            fields = {"num_experts": fields["num_local_experts"], **fields}
-        for name, default, taken in (
+        if fields.get("num_local_experts") is not None:
+            fields = {"num_experts": size_of(fields, "num_local_experts"), **fields}
+        require_only(
+            fields,
             ("hidden_act", "silu", ("silu",)),
             ("attn_output_gate", hybrid, (hybrid,)),
             ("rope_interleaved", None, (None, False)),
             ("mtp_use_dedicated_embeddings", None, (None, False)),
             ("quantization_config", None, (None,)),
-        ):
-            value = fields.get(name, default)
-            require(value in taken, name, value, " or ".join(map(repr, taken)))
-
+        )
         size = functools.partial(size_of, fields)
         layers, heads, hidden = size("num_hidden_layers"), size("num_attention_heads"), size("hidden_size")
         require(layers <= _MOST_LAYERS, "num_hidden_layers", layers, f"at most {_MOST_LAYERS}: {layers} layers")
@@ -239,28 +248,24 @@ class QwenConfig:
 
 def _rope(fields: Mapping[str, Any], positions: int, factor: float) -> tuple[RopeConfig, float]:
     """The rotary embedding, and which part of each head it rotates."""
-    fields = dict(fields)
-    factor = fields.pop("partial_rotary_factor", None) or factor
+    factor, fields = number_of(fields, "partial_rotary_factor", factor), dict(fields)
     for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(fields.get(name), Mapping):
-            own = {k: v for k, v in fields[name].items() if k not in ("mrope_section", "mrope_interleaved")}
-            factor = own.pop("partial_rotary_factor", None) or factor
-            fields[name] = own
+        own = object_of(fields, name)
+        factor = number_of(own, "partial_rotary_factor", factor)
+        unread = ("mrope_section", "mrope_interleaved", "partial_rotary_factor")
+        fields[name] = {k: v for k, v in own.items() if k not in unread}
     return rope_from_hf(fields, positions), factor
 
 
 def _layer_types(fields: Mapping[str, Any], layers: int, hybrid: bool) -> tuple[str, ...]:
-    kinds = fields.get("layer_types")
+    kinds = kinds_of(fields, layers)
     if kinds is None and hybrid:
-        interval = fields.get("full_attention_interval", 4)
-        require(is_size(interval), "full_attention_interval", interval, "a positive integer")
-        kinds = [DELTA if (i + 1) % interval else ATTENTION for i in range(layers)]
+        interval = size_of(fields, "full_attention_interval", 4)
+        kinds = tuple(DELTA if (i + 1) % interval else ATTENTION for i in range(layers))
     if kinds is None:
-        windowed = fields.get("use_sliding_window", False) and fields.get("sliding_window") is not None
-        first = 0 if fields.get("model_type") == "qwen3_moe" else fields.get("max_window_layers", 28)
-        kinds = [WINDOW if windowed and i >= first else ATTENTION for i in range(layers)]
-    require(isinstance(kinds, list) and len(kinds) == layers, "layer_types", kinds, f"a list of {layers} layers' kinds")
-    return tuple(kinds)
+        first = first_windowed(fields, layers, 0 if fields.get("model_type") == "qwen3_moe" else None)
+        kinds = tuple(WINDOW if i >= first else ATTENTION for i in range(layers))
+    return kinds
 
 
 def _sparse(fields: Mapping[str, Any], layers: int, model_type: Any) -> tuple[bool, ...]:
@@ -268,7 +273,6 @@ def _sparse(fields: Mapping[str, Any], layers: int, model_type: Any) -> tuple[bo
         return (False,) * layers
     if model_type == "qwen3_5_moe_text":
         return (True,) * layers
-    dense, step = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
-    require(isinstance(dense, list), "mlp_only_layers", dense, "a list of layers")
-    require(is_size(step), "decoder_sparse_step", step, "a positive integer")
+    dense, step = read(fields, "mlp_only_layers", []), size_of(fields, "decoder_sparse_step", 1)
+    require(isinstance(dense, list) and all(map(is_whole, dense)), "mlp_only_layers", dense, "a list of layers")
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))

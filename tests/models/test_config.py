@@ -72,7 +72,7 @@ def test_lists_become_hashable_and_lengths_are_filled_in():
         ({"num_key_value_heads": 3}, "num_heads.*num_kv_heads"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": "32"}, "hidden_size"),
-        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"vocab_size": None}, "vocab_size is None"),
         ({"num_hidden_layers": 2**40}, "num_hidden_layers"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"head_dim": 7}, "head_dim"),

@@ -174,7 +174,7 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(write_directory, tied,
     ("config", "words"),
     [
         ({"model_type": "gemma"}, "config.json: model_type is 'gemma'"),
-        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is None"),
         ({"num_hidden_layers": 2**31 - 1}, "2147483647 layers"),
         ({"vocab_size": 7}, "embed_tokens"),
         ({"eos_token_id": 10**6}, "eos token ids .1000000. are outside"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,22 @@ from spec_jax.drafters.block.heads.jacobi import Jacobi
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
-from spec_jax.models.config import is_size, require, rope_from_hf
+from spec_jax.models.config import rope_from_hf
+from spec_jax.models.fields import (
+    count_of,
+    first_windowed,
+    flag_of,
+    ids_of,
+    is_size,
+    kinds_of,
+    number_of,
+    object_of,
+    read,
+    require,
+    require_only,
+    size_of,
+    token_of,
+)
 
 ARCHITECTURES = {
     "DFlashDraftModel": "dflash",
@@ -52,156 +68,139 @@ def read_config(fields: Mapping[str, Any], vocab_size: int, target_layers: int) 
     Raises ValueError, naming the field, for fields that belong to another kind than the architecture, that would make
     another network, or that are not known.
     """
-    own = fields.get("dflash_config") or {}
-    require(isinstance(own, Mapping), "dflash_config", own, "an object")
-    own = dict(own) | dict(fields.get("treeflash_config") or {})
+    own = object_of(fields, "dflash_config") | object_of(fields, "treeflash_config")
     if unknown := own.keys() - _KNOWN:
         raise ValueError(f"dflash_config has {', '.join(sorted(unknown))}; taken: {', '.join(sorted(_KNOWN))}")
-    get = lambda name, default=None: own[name] if own.get(name) is not None else fields.get(name, default)  # noqa: E731
-    kind = _kind(fields, get)
-    layers = _size("num_hidden_layers", fields.get("num_hidden_layers"))
+    every = {**fields, **{name: value for name, value in own.items() if value is not None}}
+    kind = _kind(every)
+    layers = size_of(fields, "num_hidden_layers")
     kinds = _layer_types(fields, layers)
-    causal = causal_layers(kinds, fields.get("is_causal"))
-    if get("causal_head"):
+    causal = causal_layers(kinds, flag_of(fields, "is_causal") if fields.get("is_causal") is not None else None)
+    if flag_of(every, "causal_head"):
         causal = (True,) * layers
-    slots = "shifted" if kind == "dspark" or get("shift_label") or get("draft_shift") else "fill_in"
-    ids = get("target_layer_ids")
-    taps = default_taps(int(get("num_target_layers") or target_layers), layers)
-    if ids is not None:
-        listed = isinstance(ids, list) and all(isinstance(i, int) for i in ids)
-        require(listed, "target_layer_ids", ids, "a list of ids")
-        taps = tuple(i + 1 for i in ids)
+    shifted = [flag_of(every, name) for name in ("shift_label", "draft_shift")]
+    ids = ids_of(every, "target_layer_ids")
+    taps = default_taps(size_of(every, "num_target_layers", target_layers), layers)
     config = _network(
         fields,
-        get,
+        every,
         vocab_size,
         layer_types=kinds,
         causal=causal,
-        taps=taps,
-        slots=slots,
-        block_size=get("block_size", 16),
-        conv_kernel_size=get("conv_kernel_size") if kind == "dflash2" else None,
-        conv_group_size=get("conv_group_size", 16) if kind == "dflash2" else None,
+        taps=taps if ids is None else tuple(i + 1 for i in ids),
+        slots="shifted" if kind == "dspark" or any(shifted) else "fill_in",
+        block_size=size_of(every, "block_size", 16),
+        conv_kernel_size=size_of(every, "conv_kernel_size") if kind == "dflash2" else None,
+        conv_group_size=size_of(every, "conv_group_size", 16) if kind == "dflash2" else None,
     )
-    return kind, config, _head(kind, get)
+    return kind, config, _head(kind, every)
 
 
 def read_speculators(fields: Mapping[str, Any], vocab_size: int) -> tuple[str, BlockConfig, Head]:
     """The same of the speculators format, whose layer ids count as our taps do."""
     kind = fields.get("speculators_model_type")
     require(kind in SPECULATORS, "speculators_model_type", kind, ", ".join(SPECULATORS))
-    layer = fields.get("transformer_layer_config")
-    require(isinstance(layer, Mapping), "transformer_layer_config", layer, "an object")
-    layer = dict(layer or {})
-    layers = _size("num_hidden_layers", layer.get("num_hidden_layers"))
+    layer = object_of(fields, "transformer_layer_config")
+    layers = size_of(layer, "num_hidden_layers")
     kinds = _layer_types(layer, layers)
-    ids = fields.get("aux_hidden_state_layer_ids")
-    require(isinstance(ids, list) and bool(ids), "aux_hidden_state_layer_ids", ids, "a list of ids")
-    bidirectional = fields.get("sliding_window_non_causal", kind == "dflash2")
-    small = fields.get("draft_vocab_size", vocab_size)
+    ids, named = ids_of(fields, "aux_hidden_state_layer_ids"), "aux_hidden_state_layer_ids"
+    require(ids is not None, named, ids, "a list of ids")
+    bidirectional = flag_of(fields, "sliding_window_non_causal", kind == "dflash2")
+    small = size_of(fields, "draft_vocab_size", vocab_size)
     config = _network(
         layer,
-        lambda name, default=None: fields.get(name, default),
+        fields,
         vocab_size,
         layer_types=kinds,
         causal=causal_layers(kinds, False if bidirectional else None),
-        taps=tuple(ids or ()),
-        slots="shifted" if fields.get("sample_from_anchor", kind == "dspark") else "fill_in",
-        block_size=fields.get("block_size", 8),
-        conv_kernel_size=fields.get("conv_kernel_size", 2) if kind == "dflash2" else None,
-        conv_group_size=fields.get("conv_group_size", 16) if kind == "dflash2" else None,
+        taps=ids,
+        slots="shifted" if flag_of(fields, "sample_from_anchor", kind == "dspark") else "fill_in",
+        block_size=size_of(fields, "block_size", 8),
+        conv_kernel_size=size_of(fields, "conv_kernel_size", 2) if kind == "dflash2" else None,
+        conv_group_size=size_of(fields, "conv_group_size", 16) if kind == "dflash2" else None,
         draft_vocab_size=None if small == vocab_size else small,
     )
-    return str(kind), config, _head(str(kind), lambda name, default=None: fields.get(name, default))
+    return str(kind), config, _head(str(kind), fields)
 
 
-def _kind(fields: Mapping[str, Any], get: Any) -> str:
-    names = fields.get("architectures") or []
+def _kind(fields: Mapping[str, Any]) -> str:
+    names = fields.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else names
     require(isinstance(name, str) and name in ARCHITECTURES, "architectures", names, ", ".join(ARCHITECTURES))
-    kind, projector = ARCHITECTURES[str(name)], get("projector_type")
-    require(projector in _PROJECTORS, "projector_type", projector, ", ".join(map(str, _PROJECTORS)))
+    kind, projector = ARCHITECTURES[str(name)], fields.get("projector_type")
+    known = projector is None or isinstance(projector, str) and projector in _PROJECTORS
+    require(known, "projector_type", projector, ", ".join(map(str, _PROJECTORS)))
     named = _PROJECTORS[projector]
-    if kind == "dflash" and named is None and get("markov_rank") is not None:
+    if kind == "dflash" and named is None and fields.get("markov_rank") is not None:
         named = "dspark"  # some uploads carry DFlash's architecture
     if named is not None:
         require(kind in ("dflash", named), "projector_type", projector, f"one that goes with architectures {name}")
         kind = named
     for other, own in _ONLY.items():
         for field in own:
-            if other != kind and field != "num_anchors" and get(field) is not None:
-                raise ValueError(f"{field} is {get(field)!r} with architectures {name}; taken with {other} alone")
+            if other != kind and field != "num_anchors" and fields.get(field) is not None:
+                raise ValueError(f"{field} is {fields[field]!r} with architectures {name}; taken with {other} alone")
     if kind == "dflash2":
         for field in ("conv_kernel_size", "selector_rank"):
-            require(is_size(get(field)), field, get(field), "a positive integer with DFlash 2")
+            require(is_size(fields.get(field)), field, fields.get(field), "a positive integer with DFlash 2")
     return kind
 
 
-def _head(kind: str, get: Any) -> Head:
+def _head(kind: str, fields: Mapping[str, Any]) -> Head:
+    size = functools.partial(size_of, fields)
     if kind == "dspark":
-        sure = get("enable_confidence_head", True)
-        with_markov = get("confidence_head_with_markov", True)
-        confidence = ("markov" if with_markov else "hidden") if sure else None
-        return Markov(get("markov_rank", 256), get("markov_head_type", "vanilla"), confidence)
+        with_markov = flag_of(fields, "confidence_head_with_markov", True)
+        sure = flag_of(fields, "enable_confidence_head", True)
+        form: Any = read(fields, "markov_head_type", "vanilla")
+        require_only({"markov_head_type": form}, ("markov_head_type", None, ("vanilla", "gated", "rnn")))
+        return Markov(size("markov_rank", 256), form, ("markov" if with_markov else "hidden") if sure else None)
     if kind == "domino":
-        return Domino(get("gru_hidden_dim", 1024), get("emb_dim", 256), get("pure_draft_prefix_len", 1))
+        pure = count_of(fields, "pure_draft_prefix_len", 1)
+        return Domino(size("gru_hidden_dim", 1024), size("emb_dim", 256), pure)
     if kind == "dflash2":
-        return Selector(get("selector_rank", 256), get("selector_top_k", 16))
+        return Selector(size("selector_rank", 256), size("selector_top_k", 16))
     if kind == "xpress":
-        return Jacobi(get("xpress_rank", 256), get("xpress_mlp_ratio", 2), get("num_jacobi_passes", 6))
+        return Jacobi(size("xpress_rank", 256), size("xpress_mlp_ratio", 2), size("num_jacobi_passes", 6))
     if kind == "treeflash":
-        require(get("ar_approximation") == "swiglu", "ar_approximation", get("ar_approximation"), "swiglu")
+        require_only(fields, ("ar_approximation", None, ("swiglu",)))
         return SwiGlu(1)  # its size stands in the tensors alone
     return Plain()
 
 
-def _network(fields: Mapping[str, Any], get: Any, vocab_size: int, **own: Any) -> BlockConfig:
-    for name, default, taken in (
+def _network(fields: Mapping[str, Any], every: Mapping[str, Any], vocab_size: int, **own: Any) -> BlockConfig:
+    """fields: the layers'; every: those and the drafter's own."""
+    require_only(
+        fields,
         ("model_type", "qwen3", ("qwen3",)),
         ("hidden_act", "silu", ("silu",)),
         ("attention_bias", False, (False,)),
         ("quantization_config", None, (None,)),
         ("hidden_dim_adapter", None, (None, False)),
-    ):
-        require(fields.get(name, default) in taken, name, fields.get(name, default), " or ".join(map(repr, taken)))
-    require(fields.get("vocab_size", vocab_size) == vocab_size, "vocab_size", fields.get("vocab_size"), str(vocab_size))
-    sizes = {n: _size(n, fields.get(n)) for n in ("hidden_size", "intermediate_size", "num_attention_heads")}
-    hidden = sizes["hidden_size"]
-    wide = get("target_hidden_size")
-    require(wide in (None, hidden), "target_hidden_size", wide, f"hidden_size, {hidden}")
-    mask = get("mask_token_id")
-    require(isinstance(mask, int), "mask_token_id", mask, "a token id")
-    positions = _size("max_position_embeddings", fields.get("max_position_embeddings", 32768))
-    cap = get("final_logit_softcapping")
+        ("vocab_size", vocab_size, (vocab_size,)),
+    )
+    hidden, heads = size_of(fields, "hidden_size"), size_of(fields, "num_attention_heads")
+    require_only(every, ("target_hidden_size", None, (None, hidden)))
+    positions = size_of(fields, "max_position_embeddings", 32768)
+    cap = read(every, "final_logit_softcapping", 0)  # 0 is none, as in dflash
     return BlockConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=sizes["intermediate_size"],
-        num_heads=sizes["num_attention_heads"],
-        num_kv_heads=_size("num_key_value_heads", fields.get("num_key_value_heads") or sizes["num_attention_heads"]),
-        head_dim=_size("head_dim", fields.get("head_dim") or 128),
-        mask_token=mask,
-        sliding_window=fields.get("sliding_window") if SLIDING in own["layer_types"] else None,
-        rms_norm_eps=fields.get("rms_norm_eps", 1e-6),
+        intermediate_size=size_of(fields, "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=size_of(fields, "num_key_value_heads", heads),
+        head_dim=size_of(fields, "head_dim", 128),
+        mask_token=token_of(every, "mask_token_id", vocab_size),
+        sliding_window=size_of(fields, "sliding_window") if SLIDING in own["layer_types"] else None,
+        rms_norm_eps=number_of(fields, "rms_norm_eps", 1e-6),
         rope=rope_from_hf(fields, positions),
         max_position_embeddings=positions,
-        embedding_scale=float(get("input_embedding_scale") or 1.0),
-        output_multiplier=float(get("output_multiplier") or 1.0),
-        softcap=float(cap) if cap else None,
+        embedding_scale=number_of(every, "input_embedding_scale", 1.0),
+        output_multiplier=number_of(every, "output_multiplier", 1.0),
+        softcap=None if cap == 0 and cap is not False else number_of(every, "final_logit_softcapping"),
         **own,
     )
 
 
 def _layer_types(fields: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    kinds = fields.get("layer_types")
-    if kinds is None:
-        windowed = fields.get("use_sliding_window", False) and fields.get("sliding_window") is not None
-        first = fields.get("max_window_layers", 28)
-        kinds = [SLIDING if windowed and i >= first else FULL for i in range(layers)]
-    require(isinstance(kinds, list) and len(kinds) == layers, "layer_types", kinds, f"a list of {layers} layers' kinds")
-    return tuple(kinds)
-
-
-def _size(name: str, value: Any) -> int:
-    require(is_size(value), name, value, "a positive integer")
-    return int(value)
+    first = first_windowed(fields, layers)
+    return kinds_of(fields, layers) or tuple(SLIDING if i >= first else FULL for i in range(layers))

@@ -16,17 +16,16 @@ from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.heads.head import Head
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
-from spec_jax.drafters.files import check_names, kept_tokens, renamed, write_directory
+from spec_jax.drafters.files import architecture, check_names, kept_tokens, renamed, write_directory
 from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
 from spec_jax.models.linear import PLAIN, Dense
 
 
 def is_block(fields: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a block drafter in a published format."""
-    architectures = fields.get("architectures") or [None]
-    return fields.get("speculators_model_type") in published.SPECULATORS or (
-        "speculators_model_type" not in fields and architectures[0] in published.ARCHITECTURES
-    )
+    if "speculators_model_type" in fields:
+        return fields["speculators_model_type"] in published.SPECULATORS
+    return architecture(fields) in published.ARCHITECTURES
 
 
 def from_tensors(

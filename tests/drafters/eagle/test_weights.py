@@ -129,7 +129,7 @@ def test_heads_of_medusa_by_either_of_their_names(tmp_path):
     np.testing.assert_array_equal(got.outputs[2].kernel, own.outputs[2].kernel)
     with pytest.raises(CheckpointError, match=r"missing tensors: 3.0.linear.weight"):
         medusa_files.from_tensors("here", fields | {"medusa_num_heads": 4}, tensors, *llama())
-    with pytest.raises(CheckpointError, match="num_blocks is 0"):
+    with pytest.raises(CheckpointError, match="medusa_num_layers is 0"):
         medusa_files.from_tensors("here", fields | {"medusa_num_layers": 0}, tensors, *llama())
 
 
