@@ -110,6 +110,11 @@ class DepthTree(growing.Shaped):
         if most is not None:
             require(self.shape.depth <= most, "shape", f"one of depth {self.shape.depth}", f"at most {most}")
 
+    @property
+    def vocab_size(self) -> int:
+        """That of the head."""
+        return self.head.vocab_size
+
     def init(self, params: Any, batch: int, max_len: int) -> HeadState:
         """Empty rows."""
         return self._reader.init(params, batch, max_len)
@@ -147,12 +152,6 @@ class DepthTree(growing.Shaped):
     def release(self, state: HeadState, rows: Array, tokens: Array, length: Array) -> HeadState:
         """Rows emptied; what was learned stays."""
         return self._reader.release(state, rows, tokens, length)
-
-    @property
-    def _growth(self) -> Growth | Branching:
-        """The shape; for marginals a growth of as many nodes, whose depths are expanded one by one."""
-        s = self.shape
-        return Growth(s.nodes, s.depth, 1, 1, s.candidates, s.ranking) if isinstance(s, DepthShape) else s
 
     @property
     def _reader(self) -> HeadTree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,9 @@ from spec_jax.tree import Draft
 
 
 class Shaped:
-    """The sizes of a drafter whose drafts have a `shape`, and whose tokens are those of its field `whose`."""
+    """The sizes of a drafter whose drafts have a `shape`."""
 
     shape: Any
-    whose: ClassVar[str] = "head"
 
     @property
     def nodes(self) -> int:
@@ -34,9 +33,12 @@ class Shaped:
         return self.shape.depth
 
     @property
-    def vocab_size(self) -> int:
-        """That of the model, head or config that it drafts with."""
-        return getattr(self, self.whose).vocab_size
+    def _growth(self) -> Growth | Branching:
+        """The shape; for marginals a growth of as many nodes, whose depths are expanded one by one."""
+        s = self.shape
+        if isinstance(s, Growth | Branching):
+            return s
+        return Growth(s.nodes, s.depth, 1, 1, s.candidates, s.ranking)
 
 
 def blank(growth: Growth | Branching, learner: Learner, batch: int, vocab: int) -> tuple[Candidates | None, Fit | None]:

@@ -144,6 +144,11 @@ class HeadTree(growing.Shaped):
     shape: Growth | Branching
     learner: Learner = Learner()
 
+    @property
+    def vocab_size(self) -> int:
+        """That of the head."""
+        return self.head.vocab_size
+
     def init(self, params: Any, batch: int, max_len: int) -> HeadState:
         """Empty rows."""
         head, context = self.head.init(params, batch, max_len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.struct
 import jax
@@ -85,11 +85,15 @@ class ModelTree(growing.Shaped):
         block: tokens of a prefill chunk.
     """
 
-    whose: ClassVar[str] = "model"
     model: Target
     shape: Growth | Branching
     learner: Learner = Learner()
     block: int = 64
+
+    @property
+    def vocab_size(self) -> int:
+        """That of the model."""
+        return self.model.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> ModelTreeState:
         """Empty rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
@@ -82,7 +82,6 @@ class ParallelModel(growing.Shaped):
         block: tokens of a prefill chunk.
     """
 
-    whose: ClassVar[str] = "model"
     model: Target
     mask_token: int
     shape: Growth | Branching
@@ -93,6 +92,11 @@ class ParallelModel(growing.Shaped):
         """Check the mask."""
         inside = 0 <= self.mask_token < self.model.vocab_size
         require(inside, "mask_token", self.mask_token, f"a token id under {self.model.vocab_size}")
+
+    @property
+    def vocab_size(self) -> int:
+        """That of the model."""
+        return self.model.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> ParallelState:
         """Empty rows."""

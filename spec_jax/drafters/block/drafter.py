@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import flax.struct
 import jax
@@ -77,7 +77,6 @@ class BlockDrafter(growing.Shaped):
         block: tokens of a prefill chunk.
     """
 
-    whose: ClassVar[str] = "config"
     config: BlockConfig
     shape: Growth | BestFirst | Branching
     head: Head = Plain()
@@ -92,6 +91,11 @@ class BlockDrafter(growing.Shaped):
         if isinstance(self.shape, BestFirst):
             free = isinstance(self.head, Plain) or hasattr(self.head, "marginals")
             require(free, "shape", "BestFirst with a head that reads the path", "a Growth or Branching")
+
+    @property
+    def vocab_size(self) -> int:
+        """That of the config."""
+        return self.config.vocab_size
 
     @property
     def reads(self) -> int:
@@ -213,12 +217,6 @@ class BlockDrafter(growing.Shaped):
 
     def _kept(self, block: Block, state: BlockState) -> Array | None:
         return None if state.rows is None else block.normed.astype(state.rows.dtype)
-
-    @property
-    def _growth(self) -> Growth | Branching:
-        """The shape; that of a chain with as many candidates for marginals, whose depths are expanded one by one."""
-        s = self.shape
-        return Growth(s.depth + 1, s.depth, 1, 1, s.candidates, s.ranking) if isinstance(s, BestFirst) else s
 
     def _rank_depths(self, params: BlockParams, block: Block, context: View, fit: Fit | None) -> Ranked:
         """The candidates of every depth [b, d, m], with what holds after the marginals' likeliest tokens before it."""
