@@ -20,7 +20,7 @@ from spec_jax.models import attention, gated_attention
 from spec_jax.models.experts import Form
 from spec_jax.models.gated_attention import Attention, KeyValues
 from spec_jax.models.norms import rms_norm
-from spec_jax.models.qwen import Mtp, Nodes, QwenParams, head, score_layer
+from spec_jax.models.qwen import Mtp, Nodes, QwenParams, embed, head, score_layer
 from spec_jax.models.qwen_config import ATTENTION, QwenConfig
 from spec_jax.models.qwen_text import second_half
 from spec_jax.models.text_attention import attend_text
@@ -164,8 +164,7 @@ def _one_layer(config: QwenConfig) -> QwenConfig:
 
 def _pairs(config: QwenConfig, params: QwenParams, context: Array, tokens: Array) -> Float[Array, "b n hidden"]:
     own, eps = _head(params), config.rms_norm_eps
-    embedding = params.embedding[:, tokens.reshape(-1)].T.reshape(context.shape)
-    both = [rms_norm(embedding, own.embedding_norm, eps), rms_norm(context, own.hidden_norm, eps)]
+    both = [rms_norm(embed(config, params, tokens), own.embedding_norm, eps), rms_norm(context, own.hidden_norm, eps)]
     x = jnp.concatenate(both, axis=-1).reshape(-1, 2 * context.shape[-1])
     return own.fc(x).reshape(context.shape)
 

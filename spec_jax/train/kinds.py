@@ -52,6 +52,7 @@ class BlockRecipe:
         draft_vocab_size: the most frequent tokens of the training text; None: all tokens.
         own_head: whether a reduced vocabulary's map to logits is trained, or is the target's columns as they are.
         rejected: see `BlockConfig`; with one, the training's labels are "again".
+        embedding_scale: see `BlockConfig`; hidden_size**0.5 reads a Gemma's as its own layers do.
     """
 
     layers: int = 1
@@ -69,6 +70,7 @@ class BlockRecipe:
     rejected: Literal["carryover", "retrace"] | None = None
     conv_kernel_size: int | None = None
     conv_group_size: int | None = None
+    embedding_scale: float = 1.0
 
     def config(self, target: Any) -> BlockConfig:
         """The network's sizes for a target's config."""
@@ -87,6 +89,7 @@ class BlockRecipe:
             rejected=self.rejected,
             conv_kernel_size=self.conv_kernel_size,
             conv_group_size=self.conv_group_size,
+            embedding_scale=self.embedding_scale,
         )
 
     def make_head(self) -> Head:

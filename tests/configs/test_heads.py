@@ -13,6 +13,7 @@ from spec_jax import configs
 from spec_jax.control.budget import Always
 from spec_jax.drafters import load
 from spec_jax.drafters.block.ends import ends_of
+from spec_jax.drafters.block.network import BlockParams, init_network
 from spec_jax.drafters.eagle import network
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.early_exit import EarlyExitConfig
@@ -21,6 +22,7 @@ from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
+from spec_jax.models import qwen_tensors
 from spec_jax.models.load import load_target
 from spec_jax.models.qwen import Qwen
 from spec_jax.sampling.settings import Sampling
@@ -29,6 +31,7 @@ from tests.configs.targets import BLOCK, NETWORK, names, weak
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
 from tests.drafters.hybrid import V, fair
+from tests.models import qwen_kit
 
 TRAINED = pathlib.Path(load.__file__).with_name("trained")
 LLAMA = {name: heads.CONFIGS[name] for name in ("eagle3", "p_eagle", "medusa", "hydra")}
@@ -80,6 +83,30 @@ def test_specla_on_a_hybrid():
     assert [r.tokens for r in got] == [r.tokens for r in want]
     drafted, rounds = (sum(r.counters[name] for r in got) for name in ("drafted", "rounds"))
     assert sum(r.counters["accepted"] for r in got) > 0 and drafted < rounds * (engine.drafter.nodes - 1)
+
+
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("dflash", marks=pytest.mark.slow)])
+def test_a_head_on_a_gemma(name):
+    """A tied, scaled embedding, sliding layers and norms of 1 + w; drafters read the table's rows as they are."""
+    target = Qwen(qwen_kit.gemma())
+    params = qwen_tensors.from_tensors(target.config, qwen_kit.random_tensors(target.config))
+    c, key = target.config, jax.random.key(0)
+    if name == "eagle3":
+        config = EagleConfig(c.vocab_size, c.hidden_size, 24, 2, 1, 8, taps=(0, 1, 3), rms_norm_eps=c.rms_norm_eps)
+        own = network.init_params(config, key, ends_of(params), scale=0.2)
+    else:
+        config = kit.config(vocab_size=c.vocab_size, hidden_size=c.hidden_size, embedding_scale=c.hidden_size**0.5)
+        own = BlockParams(kit.noisy(init_network(config, key)), ends_of(params))
+    engine = configs.build(name, target, 24, network=config)
+
+    def run(e, p):
+        decoder = Decoder(dataclasses.replace(e, prefill_chunk=8), params, p, batch=3)
+        one, other = (decoder.generate(kit.PROMPTS, 16, sampling=Sampling(temperature=t)) for t in (0.0, 1.0))
+        return [*one, *other]
+
+    got, want = run(engine, own), run(Engine(target, 24), None)
+    assert [r.tokens for r in got] == [r.tokens for r in want]
+    assert sum(r.counters["drafted"] for r in got) > 0
 
 
 @pytest.mark.slow

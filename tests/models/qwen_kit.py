@@ -56,6 +56,11 @@ GEMMA = {
 FAMILIES["Gemma3"] = GEMMA
 
 
+def gemma() -> QwenConfig:
+    """A small Gemma's config."""
+    return gemma_config.from_hf({**SIZES, **GEMMA, "model_type": gemma_config.MODEL_TYPE})
+
+
 def theirs(kind: str, **changes):
     """A random transformers model whose gates run over their whole range, and whose norms are not trivial."""
     transformers = pytest.importorskip("transformers", reason="parity with transformers needs it")

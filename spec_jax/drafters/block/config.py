@@ -35,6 +35,7 @@ class BlockConfig:
             the target's columns for those tokens.
         rejected: what of a draft's rejected part the next block reads (see `carry`): "carryover", "retrace", or None.
         embedding_scale, output_multiplier, softcap: what multiplies embeddings and logits, and bounds the latter.
+            embedding_scale is the drafter's own, whatever the target's layers do with embeddings (see `Ends.embed`).
 
     Raises:
         ValueError: naming the field, for anything that does not fit.

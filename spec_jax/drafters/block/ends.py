@@ -28,7 +28,11 @@ class Ends:
         return self.embedding.map if isinstance(self.embedding, RowEmbedding) else Dense(self.embedding)
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b hidden"]:
-        """The tokens' embeddings."""
+        """The tokens' embeddings as the table holds them.
+
+        A Gemma's own layers read them times the root of hidden_size, its drafters do not: DFlash's release takes the
+        weights alone, times its config's `input_embedding_scale`, and speculators' and SGLang's EAGLE-3 copy them.
+        """
         return self.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
 
     def logits(self, x: Float[Array, "*b hidden"]) -> Float[Array, "*b vocab"]:
