@@ -1,6 +1,5 @@
 """D28: one decision for all. Devices and processes that share a batch emit the tokens that one device emits."""
 
-import json
 import os
 import socket
 import subprocess
@@ -8,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import printed
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,8 @@ def start(devices, *arguments):
 def result(process):
     out, errors = process.communicate()
     assert process.returncode == 0, errors[-4000:]
-    return json.loads(out.splitlines()[-1])
+    (found,) = printed(out)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,8 @@ def two(*arguments):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    return tuple(map(result, [start(2, "two", port, index, *arguments) for index in range(2)]))
+    processes = [start(2, "two", port, index, *arguments) for index in range(2)]
+    return tuple(found["two"] for found in map(result, processes))
 
 
 def test_two_processes_give_one_devices_text(eight):

@@ -28,6 +28,7 @@ from spec_jax.models.config import LlamaConfig  # noqa: E402
 from spec_jax.models.load import load_target  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
 from tests.models.conftest import TEMPLATE, TOKENS, tiny_backend  # noqa: E402
+from tests.processes import printed  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tpu_pod.py"
 FIELDS = {
@@ -398,10 +399,9 @@ def environment(devices=1):
 
 
 def finish(*processes):
-    """Exit status, last line and errors of processes that run side by side; what gloo itself prints is left out."""
+    """Exit status, printed results and errors of processes that run side by side."""
     outputs = [(p, *p.communicate()) for p in processes]
-    lines = [[x for x in out.splitlines() if not x.startswith("[Gloo]")] for _, out, _ in outputs]
-    return [(p.returncode, own[-1] if own else "", err) for (p, _, err), own in zip(outputs, lines, strict=True)]
+    return [(p.returncode, printed(out), err) for p, out, err in outputs]
 
 
 def popen(*args, devices=1):
@@ -437,10 +437,18 @@ def asked(tmp_path_factory):
 def alone(asked, directory, tmp_path_factory):
     """Results of one process with one device, and the options that gave them."""
     folder, options = tmp_path_factory.mktemp("alone"), ("--model", directory, *OPTIONS)
-    ((code, line, err),) = finish(popen(command(asked, folder, *options)))
+    ((code, found, err),) = finish(popen(command(asked, folder, *options)))
     assert code == 0, err
-    assert json.loads(line)["finish"] == {"budget": len(ASKED)}
+    assert [result["finish"] for result in found] == [{"budget": len(ASKED)}]
     return folder, options
+
+
+def test_what_gloo_prints_in_pieces_is_no_result():
+    pieces = ["[Gloo] Rank 0[Gloo] Rank 1 is connected to ", " is connected to 1 peer ranks. ", "Expected ranks: 1", ""]
+    assert printed(
+        "\n".join([*pieces, '{"hosts": 2}', " peer ranks. Expected number of connected peer ranks is : 1"])
+    ) == [{"hosts": 2}]
+    assert printed("\n".join(pieces)) == []
 
 
 @pytest.mark.slow
@@ -455,9 +463,9 @@ def test_killed_runs_end_like_one_that_was_not(asked, alone, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert killed == 4
-    ((code, line, err),) = finish(popen(command(asked, tmp_path, *options)))
+    ((code, found, err),) = finish(popen(command(asked, tmp_path, *options)))
     assert code == 0, err
-    assert json.loads(line)["finished_before"] >= 6
+    assert found[-1]["finished_before"] >= 6
     assert file.read_bytes() == (whole / "results-00000.jsonl").read_bytes()
 
 
@@ -476,8 +484,8 @@ def test_two_processes_answer_like_one(devices, split, asked, alone, tmp_path):
     whole, options = alone
     outputs = two(asked, tmp_path, *options, *split, devices=devices)
     assert [code for code, _, _ in outputs] == [0, 0], outputs
-    result = json.loads(outputs[0][1])
-    assert outputs[1][1] == "" and result["hosts"] == 2 and result["groups"] == (1 if devices == 1 and split else 2)
+    (result,) = outputs[0][1]
+    assert outputs[1][1] == [] and result["hosts"] == 2 and result["groups"] == (1 if devices == 1 and split else 2)
     assert records_of(tmp_path) == records_of(whole)
     assert len(list(tmp_path.glob("results-*"))) == result["groups"]
 
@@ -491,9 +499,9 @@ def test_eight_devices_answer_like_one(model, asked, alone, tmp_path):
         ((code, _, err),) = finish(popen(command(asked, whole, *options)))
         assert code == 0, err
     out = tmp_path / "out"
-    ((code, line, err),) = finish(popen(command(asked, out, *options, "--tensor", 2, "--expert", 2), devices=8))
+    ((code, found, err),) = finish(popen(command(asked, out, *options, "--tensor", 2, "--expert", 2), devices=8))
     assert code == 0, err
-    assert json.loads(line)["mesh"] == {"data": 2, "expert": 2, "tensor": 2}
+    assert found[-1]["mesh"] == {"data": 2, "expert": 2, "tensor": 2}
     assert records_of(out) == records_of(whole)
 
 
@@ -501,5 +509,5 @@ def test_eight_devices_answer_like_one(model, asked, alone, tmp_path):
 def test_hosts_with_other_settings_stop_with_one_error(asked, alone, tmp_path):
     outputs = two(asked, tmp_path, *alone[1], differing=("--temperature", 0.5))
     message = "the hosts do not agree, takes the same on all: --temperature: 0.0 on host 0; 0.5 on host 1"
-    for code, out, err in outputs:
-        assert code == 2 and out == "" and err.splitlines()[-1] == f"error: {message}"
+    for code, found, err in outputs:
+        assert code == 2 and found == [] and err.splitlines()[-1] == f"error: {message}"
