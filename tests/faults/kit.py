@@ -45,6 +45,11 @@ def run(engine: Engine, params: EngineParams, requests: Requests, max_rounds: in
     return jax.device_get(_run(engine, params, requests, max_rounds))
 
 
+def run_anew(engine: Engine, params: EngineParams, requests: Requests) -> EngineState:
+    """`run` to the end, compiled for this call alone: what is planted in a module is in it, and in no later program."""
+    return jax.device_get(jit(lambda p, r: decode_from(engine, p, r, ALL))(params, requests))
+
+
 # Engines over RowTables: every exact test uses these, so that they compile once.
 WORDS = 8
 MAX_LEN = 80

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from spec_jax.engine import round as rounds
+from spec_jax.engine import stops
 from spec_jax.engine.requests import request
 from tests.faults import kit
 from tests.faults.oracle import generate
@@ -14,13 +16,13 @@ BUDGETS = [r % 12 for r in range(kit.ROWS)]
 FULL = [p + t for p, t in zip(PROMPTS, LONG, strict=True)]
 
 
-def run(counts=None, k=4, **changes):
+def run(counts=None, k=4, how=kit.run):
     if counts is None:
         e = kit.engine()
         params = kit.engine_params(e, TABLES)
     else:
-        e, params = kit.follow(TABLES, FULL, counts=counts, length=k, **changes)
-    return kit.run(e, params, kit.batch([request(e, p, b) for p, b in zip(PROMPTS, BUDGETS, strict=True)]))
+        e, params = kit.follow(TABLES, FULL, counts=counts, length=k)
+    return how(e, params, kit.batch([request(e, p, b) for p, b in zip(PROMPTS, BUDGETS, strict=True)]))
 
 
 @pytest.mark.parametrize("counts", [None, 4, [0, 4, 2]], ids=["no drafter", "perfect", "scripted"])
@@ -45,3 +47,10 @@ def test_a_batch_without_budget_makes_no_target_call():
     e, params = kit.follow(TABLES, FULL, counts=4, length=4)
     state = kit.run(e, params, kit.batch([request(e, p, 0) for p in PROMPTS]))
     assert not state.rows.counters.rounds.any() and not state.drafter.round.any()
+
+
+def test_a_token_too_many_is_caught(monkeypatch):
+    more = lambda rows, verdict, max_len: stops.trim(rows.replace(limit=rows.limit + 1), verdict, max_len)  # noqa: E731
+    monkeypatch.setattr(rounds, "trim", more)
+    state = run(4, how=kit.run_anew)
+    assert not any(kit.output(state, r) == LONG[r][:budget] for r, budget in enumerate(BUDGETS) if budget)

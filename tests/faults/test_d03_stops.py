@@ -2,6 +2,8 @@
 
 import pytest
 
+from spec_jax.engine import round as rounds
+from spec_jax.engine import stops
 from spec_jax.engine.requests import request
 from spec_jax.sampling.settings import Sampling
 from tests.faults import kit
@@ -39,3 +41,13 @@ def test_a_stop_needs_to_be_generated_whole_and_late_enough():
         assert kit.same_text(state, r, want)
     early = [r for r in range(kit.ROWS) if stops[r] is STOPS[r] and r % 2]
     assert all(len(kit.output(state, r)) >= 12 for r in early)
+
+
+def test_a_stop_that_is_looked_for_in_its_block_alone_is_caught(monkeypatch):
+    begun = lambda rows, verdict, max_len: stops.trim(rows.replace(prompt_length=rows.length), verdict, max_len)  # noqa: E731
+    monkeypatch.setattr(rounds, "trim", begun)
+    e, params = kit.follow(TABLES, [p + t for p, t in zip(PROMPTS, LONG, strict=True)], length=3)
+    asked = [request(e, p, 30, stops=s) for p, s in zip(PROMPTS, STOPS, strict=True)]
+    state = kit.run_anew(e, params, kit.batch(asked))
+    right = [kit.same_text(state, r, WANT[r]) for r in range(kit.ROWS)]
+    assert any(right) and sum(right) < kit.ROWS - 10

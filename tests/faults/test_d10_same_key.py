@@ -1,9 +1,12 @@
 """D10: the same key gives the same text: whatever the slot, the batch, the neighbours, and whether compiled."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spec_jax.engine import round as rounds
 from spec_jax.engine.requests import request
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.history import History
@@ -23,10 +26,10 @@ WANT = [generate(kit.logits_of(ONE[0]), [3, 1], 16, SAMPLING, NOISE[i]) for i in
 TEXTS = [[3, 1, *text.tokens] for text in WANT]
 
 
-def run(seeds, counts=(3, 0, 1), size=kit.ROWS):
+def run(seeds, counts=(3, 0, 1), size=kit.ROWS, how=kit.run):
     texts = [TEXTS[i] for i in seeds]
     e, params = kit.follow(jnp.repeat(ONE, size, axis=0), texts, counts=counts, length=4, size=size)
-    return kit.run(e, params, kit.batch([request(e, [3, 1], 16, i, SAMPLING) for i in seeds], size))
+    return how(e, params, kit.batch([request(e, [3, 1], 16, i, SAMPLING) for i in seeds], size))
 
 
 def test_batch_slot_and_repetition():
@@ -68,3 +71,16 @@ def test_rejection_depends_on_the_row_alone():
     texts, _ = sample(target, guess(draft, PLAIN), PLAIN, 3)
     moved, _ = sample(target, guess(draft, PLAIN), PLAIN, 3, order=order)
     assert (moved == texts[order]).all()
+
+
+def test_noise_that_depends_on_the_slot_is_caught(monkeypatch):
+    def by_slot(rows, constraint):
+        context = whole(rows, constraint)
+        return dataclasses.replace(context, key=context.key + jnp.arange(len(context.key), dtype=jnp.uint32)[:, None])
+
+    whole = rounds.context_of
+    monkeypatch.setattr(rounds, "context_of", by_slot)
+    seeds = [*range(6), *reversed(range(6))]
+    state = run(seeds, size=12, how=kit.run_anew)
+    right = [kit.same_text(state, row, WANT[i]) for row, i in enumerate(seeds)]
+    assert right[0] and sum(right) < 6  # slot 0 keeps its key

@@ -2,6 +2,8 @@
 
 import pytest
 
+from spec_jax.engine import round as rounds
+from spec_jax.engine import stops
 from spec_jax.engine.requests import request
 from spec_jax.engine.state import Finish
 from tests.faults import kit
@@ -40,3 +42,12 @@ def test_a_prompt_that_is_too_long_is_refused():
         request(kit.engine(), [0] * (kit.MAX_LEN + 1))
     with pytest.raises(ValueError, match="max_new_tokens: got 3 behind a prompt"):
         request(kit.engine(), [0] * (kit.MAX_LEN - 2), 3)
+
+
+def test_a_slot_too_many_is_caught(monkeypatch):
+    more = lambda rows, verdict, max_len: stops.trim(rows.replace(limit=rows.limit + 1), verdict, max_len + 1)  # noqa: E731
+    monkeypatch.setattr(rounds, "trim", more)
+    e, params = engines()["perfect"]
+    state = kit.run_anew(e, params, kit.batch([request(e, p) for p in PROMPTS]))
+    full = [len(p) == kit.MAX_LEN for p in PROMPTS]
+    assert (state.rows.length == kit.MAX_LEN).tolist() == full  # those without a slot left have no round

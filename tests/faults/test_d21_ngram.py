@@ -47,18 +47,30 @@ def propose(drafter, room):
     return jax.device_get(jax.jit(lambda c: drafter.propose(None, (), c)[0])(context))
 
 
+def checked(draft, room, n_min, n_max):
+    """Whether each text's draft is right, and how many are to be empty."""
+    wanted = [lookup(text, K, n_min, n_max)[: max(0, room - 1)] for text in TEXTS]
+    rows = zip(TEXTS, wanted, draft.tree.tokens, draft.tree.valid, strict=True)
+    right = [
+        t[0] == text[-1] and t[1 : ok.sum()].tolist() == want and ok[: 1 + len(want)].all()
+        for text, want, t, ok in rows
+    ]
+    return right, sum(not want for want in wanted)
+
+
 @pytest.mark.parametrize(("n_min", "n_max"), [(1, 3), (2, 3), (1, 1)])
 @pytest.mark.parametrize("room", [1, 3, 9])
 def test_every_text(n_min, n_max, room):
     draft = propose(NGram(K, n_max, n_min), room)
-    empty = 0
-    for text, tokens, valid in zip(TEXTS, draft.tree.tokens, draft.tree.valid, strict=True):
-        want = lookup(text, K, n_min, n_max)[: max(0, room - 1)]
-        assert tokens[1 : valid.sum()].tolist() == want and valid[: 1 + len(want)].all()
-        assert tokens[0] == text[-1]
-        empty += not want
-    assert room == 1 or 0 < empty < len(TEXTS)
+    right, empty = checked(draft, room, n_min, n_max)
+    assert all(right) and (room == 1 or 0 < empty < len(TEXTS))
     assert ((draft.tree.tokens >= 0) & (draft.tree.tokens < WORDS)).all()
+
+
+def test_another_n_gram_and_a_draft_beyond_the_room_are_caught():
+    draft = propose(NGram(K, 3, 1), 3)
+    assert not all(checked(draft, 3, 2, 3)[0]) and not all(checked(draft, 3, 1, 2)[0])
+    assert not all(checked(draft, 2, 1, 3)[0])
 
 
 @pytest.mark.parametrize("eos", [(), (2,)])

@@ -1,7 +1,10 @@
 """D24: counters of drafted, accepted and emitted tokens, against a count on the script; and what must always add up."""
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from spec_jax.engine import round as rounds
 from spec_jax.engine.requests import request
 from tests.faults import kit
 from tests.faults.oracle import generate
@@ -81,3 +84,15 @@ def test_rows_that_have_finished_do_not_count():
     assert ended.any() and not ended.all()
     assert (early.rows.counters.rounds[ended] == late.rows.counters.rounds[ended]).all()
     assert (early.rows.counters.rounds <= 3).all()
+
+
+def test_accepted_tokens_that_were_cut_off_and_yet_counted_are_caught(monkeypatch):
+    def untrimmed(rows, draft, width, verdict, keep):
+        more = jnp.where(rows.running, verdict.accepted, 0)
+        return whole(rows, draft, width, verdict, keep).replace(accepted=rows.counters.accepted + more)
+
+    whole = rounds._count
+    monkeypatch.setattr(rounds, "_count", untrimmed)
+    e, params = kit.follow(TABLES, [[r % 8, *LONG[r]] for r in range(kit.ROWS)], COUNTS, LENGTHS)
+    with pytest.raises(AssertionError):
+        adds_up(kit.run_anew(e, params, requests(e)))

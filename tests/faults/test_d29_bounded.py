@@ -59,6 +59,12 @@ def test_programs_and_memory_stay_as_they_are():
     assert sum(r.counters["accepted"] for r in results.values()) > 300
 
 
+def test_an_array_and_a_program_too_many_are_seen():
+    alive, compiled = sum(x.nbytes for x in jax.live_arrays()), len(COMPILED)
+    kept = jax.jit(lambda x: x + 29)(np.zeros(29, np.int32))
+    assert sum(x.nbytes for x in jax.live_arrays()) >= alive + kept.nbytes and len(COMPILED) == compiled + 1
+
+
 def test_many_rounds():
     """20,000 rounds of one program: text from its own end on, again and again."""
     e = kit.engine(kit.Follow(kit.K, kit.WORDS))

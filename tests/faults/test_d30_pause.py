@@ -39,10 +39,12 @@ def requests(e, generated=None):
     return kit.batch(rows)
 
 
+def right(state, r):
+    return kit.output(state, r) == WANT[r].tokens and kit.finish(state, r) == WANT[r].finish
+
+
 def check(state):
-    for r in range(kit.ROWS):
-        assert kit.output(state, r) == WANT[r].tokens and kit.finish(state, r) == WANT[r].finish
-        assert kit.holds_text(state, r)
+    assert all(right(state, r) and kit.holds_text(state, r) for r in range(kit.ROWS))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
@@ -69,6 +71,20 @@ def test_going_on_from_the_text_alone(rounds):
     assert running.any()
     e, params = setup([1, 3])
     check(kit.run(e, params, requests(e, texts)))
+
+
+def test_going_on_as_if_the_text_were_a_prompt_is_caught():
+    """Penalties, the least length and the constraint's state must know what was generated, and the budget as well."""
+    e, params = setup([4, 0, 2, 1])
+    paused = kit.run(e, params, requests(e), 2)
+    texts = [[r % 6, 5, *kit.output(paused, r)] for r in range(kit.ROWS)]
+    options = {"eos": [EOS], "constraint_start": 1}
+    left = [BUDGET + 2 - len(text) for text in texts]
+    rows = [request(e, t, n, r, SAMPLING[r], **options) for r, (t, n) in enumerate(zip(texts, left, strict=True))]
+    state = kit.run(e, params, kit.batch(rows))
+    going = np.flatnonzero(paused.rows.finish == 0)
+    same = [texts[r][2:] + kit.output(state, r) == WANT[r].tokens for r in going]
+    assert sum(same) < 0.8 * len(going)
 
 
 def test_text_outside_the_constraint_does_not_go_on():
