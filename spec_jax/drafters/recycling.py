@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from spec_jax.drafters.checks import check_rates, check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
 from spec_jax.sampling.reduce import top_tokens
@@ -51,20 +52,11 @@ class Recycling:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, least in {"vocab_size": 1, "nodes": 2, "max_depth": 1}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least {least}")
-        rates = self.rates
-        if not 1 <= len(rates) <= self.vocab_size:
-            raise ValueError(f"rates: got {len(rates)} of them, takes 1 .. vocab_size, which is {self.vocab_size}")
-        if not all(0 < r < 1 for r in rates) or list(rates) != sorted(rates, reverse=True):
-            raise ValueError(f"rates: got {rates}, takes numbers in (0, 1), descending")
+        check_sizes(self, vocab_size=1, nodes=2, max_depth=1)
+        check_rates(self.rates, self.vocab_size)
         if self.template.nodes < self.nodes:
-            raise ValueError(
-                f"nodes: got {self.nodes}, takes at most {self.template.nodes}, "
-                f"as many as {len(rates)} successors give down to depth {self.max_depth}"
-            )
+            what = f"as many as {len(self.rates)} successors give down to depth {self.max_depth}"
+            raise ValueError(f"nodes: got {self.nodes}, takes at most {self.template.nodes}, {what}")
 
     @functools.cached_property
     def template(self) -> Template:

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, UInt32
 
 from spec_jax.drafters import matches, trie
+from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft
@@ -52,11 +53,7 @@ class Siblings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        low = {"nodes": 2, "candidates": 1, "longest": 1, "peers": 0, "memory": 0}
-        for name, least in low.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least {least}")
+        check_sizes(self, nodes=2, candidates=1, longest=1, peers=0, memory=0)
         if 0 < self.memory <= self.longest:
             raise ValueError(f"memory: got {self.memory}, takes 0 or more than longest, which is {self.longest}")
 

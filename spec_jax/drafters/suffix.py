@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from spec_jax.drafters import matches, trie
+from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft
@@ -60,11 +61,7 @@ class Suffix:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        low = {"nodes": 2, "candidates": 1, "longest": 1, "store": 0, "store_penalty": 0}
-        for name, least in low.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least {least}")
+        check_sizes(self, nodes=2, candidates=1, longest=1, store=0, store_penalty=0)
         if self.store_penalty >= self.longest:
             raise ValueError(
                 f"store_penalty: got {self.store_penalty}, takes less than longest, which is {self.longest}"

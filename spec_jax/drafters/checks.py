@@ -1,0 +1,22 @@
+"""The checks that several drafters make of their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def check_sizes(settings: Any, **least: int) -> None:
+    """ValueError, naming the field, for one of `settings` that is no integer or is less than it may be."""
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ValueError(f"{name}: got {value!r}, takes an integer of at least {low}")
+
+
+def check_rates(rates: Sequence[float], vocab_size: int) -> None:
+    """ValueError for chances by rank that are more than there are tokens, not descending, or no chances."""
+    if not 1 <= len(rates) <= vocab_size:
+        raise ValueError(f"rates: got {len(rates)} of them, takes 1 .. vocab_size, which is {vocab_size}")
+    if not all(0 < r < 1 for r in rates) or list(rates) != sorted(rates, reverse=True):
+        raise ValueError(f"rates: got {rates}, takes numbers in (0, 1), descending")
