@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.drafters.lookahead import Lookahead
 from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.small_model import SmallModel
 from spec_jax.models.config import is_size, require
@@ -62,7 +63,7 @@ class Cascade:
     def __post_init__(self) -> None:
         """Check the settings."""
         require(is_size(self.k), "k", self.k, "a positive integer")
-        if isinstance(self.inner, ModelTree | SmallModel | Cascade):
+        if isinstance(self.inner, Lookahead | ModelTree | SmallModel | Cascade):
             raise ValueError(f"inner: got a {type(self.inner).__name__}, takes one that keeps no state of its drafts")
 
     @property

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.drafters.lookahead import Lookahead
 from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.pair import Pair, check_nodes
 from spec_jax.drafters.small_model import SmallModel
@@ -41,7 +42,8 @@ class Combined(Pair):
             nodes' path chances) in every row; None runs it always.
 
     Raises:
-        ValueError: for a model as drafter: it commits what it computed for its own nodes, which others' leave out.
+        ValueError: for a model, which commits what it computed for its own nodes, or Lookahead, whose window is among
+            them: others' drafts leave some out.
     """
 
     drafter: Drafter
@@ -54,7 +56,7 @@ class Combined(Pair):
         """Check the settings."""
         check_nodes(self.nodes)
         for name, source in (("drafter", self.drafter), ("retrieval", self.retrieval)):
-            if isinstance(source, ModelTree | SmallModel):
+            if isinstance(source, Lookahead | ModelTree | SmallModel):
                 raise ValueError(f"{name}: got a {type(source).__name__}, takes one that keeps no state of its drafts")
         if self.enough is not None and self.enough <= 0:
             raise ValueError(f"enough: got {self.enough}, takes a positive number of tokens or None")

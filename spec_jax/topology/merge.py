@@ -87,15 +87,18 @@ def _union(drafts: list[Draft]) -> Pool:
         [jnp.where(d.tree.parent[1:] > 0, d.tree.parent[1:] - 1 + o, -1) for d, o in zip(drafts, offsets, strict=True)]
     )
     chance = jnp.concatenate([log_chance(d)[1:] for d in drafts])
-    speaker, parent = _speakers(tokens, parent, chance > -jnp.inf)
+    speaker, parent = speakers(tokens, parent, chance > -jnp.inf)
     most = jnp.full(tokens.shape, -jnp.inf).at[speaker].max(chance)
     return Pool(tokens, parent, jnp.where(speaker == jnp.arange(tokens.shape[0]), most, -jnp.inf))
 
 
-def _speakers(
+def speakers(
     tokens: Int[Array, "p"], parent: Int[Array, "p"], live: Bool[Array, "p"]
 ) -> tuple[Int[Array, "p"], Int[Array, "p"]]:
-    """The first live node with each node's root path of tokens, and that of its parent (-1: the root)."""
+    """The first live node with each node's root path of tokens, and that of its parent (-1: the root).
+
+    Nodes are a tree's without its root, and so are the indices; `parent` is -1 for the root's children.
+    """
     size = tokens.shape[0]
     index = jnp.arange(size, dtype=jnp.int32)
 
