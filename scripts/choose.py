@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jax.sharding import Mesh
 
 from spec_jax import configs
 from spec_jax.drafters.load import load_drafter
+from spec_jax.drafters.rest import Rest, Store, build_store
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
 from spec_jax.models.load import LoadedTarget, load_target
@@ -28,7 +30,7 @@ DRAFTERS = {
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --model, --config, --drafter, --draft-model, --weights and --max-len."""
+    """Add --model, --config, --drafter, --draft-model, --weights, --corpus and --max-len."""
     parser.add_argument(
         "--model", default="smollm2", help="smollm2 (default), small_hybrid, a .gguf file or a Hugging Face directory"
     )
@@ -37,6 +39,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--drafter", choices=sorted(DRAFTERS), help="a drafter, with its usual settings")
     parser.add_argument("--draft-model", metavar="PATH", help="the small model of a configuration that drafts with one")
     parser.add_argument("--weights", metavar="DIR", help="a trained drafter, for a --config of its family")
+    parser.add_argument(
+        "--corpus", metavar="PATH", help="a text file, or a folder of them, for a --config that reads one: rest"
+    )
     parser.add_argument("--max-len", type=int, default=1024, metavar="N", help="longest text, prompt and answer (1024)")
 
 
@@ -86,7 +91,23 @@ def build(
     else:
         engine = configs.build(name, model.target, args.max_len, draft_model=draft.target if draft else None)
         drafter_params = draft.params if draft else configs.drafter_params(name, model.params)
+    corpus = getattr(args, "corpus", None)
+    if isinstance(engine.drafter, Rest):
+        drafter_params = _store(corpus, model)
+    elif corpus and name != "plain":
+        raise ValueError(f"--corpus: {name} reads none, got one")
     return dataclasses.replace(engine, **engine_options), drafter_params
+
+
+def _store(corpus: str | None, model: LoadedTarget) -> Store:
+    """The store of the text files of a corpus."""
+    if not corpus or model.tokenizer is None:
+        raise ValueError(
+            f"--corpus: got {corpus} for a model {'with' if model.tokenizer else 'without'} a tokenizer, takes both"
+        )
+    path = Path(corpus)
+    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+    return build_store([model.tokenizer.encode(f.read_text(), special=False) for f in files])
 
 
 def decoder(

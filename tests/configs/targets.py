@@ -6,11 +6,13 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from spec_jax import configs
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.ngram import NGram
+from spec_jax.drafters.rest import build_store
 from spec_jax.engine import rows
 from spec_jax.engine.engine import EngineParams
 from spec_jax.engine.round import context_of
@@ -48,6 +50,13 @@ def build(name, max_len=80):
     target = model_of(name)[0]
     parts = {"draft_model": target if name in DRAFT_MODEL else None, "drafter": NGram() if name in DRAFTER else None}
     return configs.build(name, target, max_len, **parts)
+
+
+def own_params(name, params):
+    """The drafter's parameters, of the target's."""
+    if name == "rest":
+        return build_store([np.random.default_rng(0).integers(0, V, 400).tolist()])
+    return configs.drafter_params(name, params)
 
 
 def names(all_of_them, alike):

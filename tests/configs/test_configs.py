@@ -10,7 +10,20 @@ from spec_jax.engine.decoder import Decoder
 from spec_jax.models.toy import AuditTarget
 from spec_jax.sampling.settings import Sampling
 from spec_jax.verify.match import match
-from tests.configs.targets import DRAFT_MODEL, NETWORK, OWN_HEAD, VIEWS, V, build, model_of, module, names, narrow, weak
+from tests.configs.targets import (
+    DRAFT_MODEL,
+    NETWORK,
+    OWN_HEAD,
+    VIEWS,
+    V,
+    build,
+    model_of,
+    module,
+    names,
+    narrow,
+    own_params,
+    weak,
+)
 from tests.drafters.block.kit import llama
 
 RELAXED = {name for name in configs.names() if "relaxed" in name}
@@ -36,7 +49,7 @@ def decoder(name, like="plain"):
         target, params = model_of(like)
         return Decoder(configs.build("plain", target, 80), params, batch=2)
     params = model_of(name)[1]
-    drafts = 0.8 * params if name in DRAFT_MODEL else configs.drafter_params(name, params)
+    drafts = 0.8 * params if name in DRAFT_MODEL else own_params(name, params)
     return Decoder(narrow(build(name)), params, drafts, batch=2, cost=CHEAP)
 
 
@@ -63,7 +76,7 @@ def test_text_is_plain_decodings(name, temperature):
 @pytest.mark.parametrize("name", sorted(set(configs.names()) - NETWORK))
 def test_no_state_is_weakly_typed(name):
     params = model_of(name)[1]
-    assert weak(build(name), params, params if name in DRAFT_MODEL else configs.drafter_params(name, params)) == []
+    assert weak(build(name), params, params if name in DRAFT_MODEL else own_params(name, params)) == []
 
 
 @pytest.mark.parametrize("name", configs.names())

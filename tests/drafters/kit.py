@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from spec_jax.drafters.drafter import Context
 from spec_jax.sampling.constraint import free
@@ -65,3 +66,29 @@ def chances(draft, row=0):
     for path, confidence in paths(draft, row):
         known[path] = known[path[:-1]] * confidence
     return list(known.values())[1:]
+
+
+def trie(found):
+    """Confidence of every prefix of the candidates."""
+    weight = {}
+    for m, tokens in found:
+        for d in range(len(tokens)):
+            path = tuple(tokens[: d + 1])
+            weight[path] = weight.get(path, 0) + (m + d) ** 1.5
+    total = {}
+    for path, w in weight.items():
+        total[path[:-1]] = total.get(path[:-1], 0) + w
+    return {path: w / (total[path[:-1]] + 5) for path, w in weight.items()}
+
+
+def check_merged(draft, row, found, nodes):
+    """The draft is the likeliest prefixes of the candidates found, (match length, continuation) each."""
+    confidence = trie(found)
+    chance = {path: np.prod([confidence[path[: i + 1]] for i in range(len(path))]) for path in confidence}
+    got = paths(draft, row)
+    assert len(got) == len({path for path, _ in got}) == min(nodes - 1, len(confidence))
+    for path, c in got:
+        assert c == pytest.approx(confidence[path], rel=1e-4)
+    chosen = [chance[path] for path, _ in got]
+    assert chosen == pytest.approx(sorted(chance.values(), reverse=True)[: nodes - 1], rel=1e-4)
+    assert all(a >= b * (1 - 1e-5) for a, b in zip(chosen, chosen[1:], strict=False))

@@ -12,6 +12,7 @@ from spec_jax.drafters.lookahead import Lookahead
 from spec_jax.drafters.ngram import NGram
 from spec_jax.drafters.none import NoDrafter
 from spec_jax.drafters.recycling import Recycling
+from spec_jax.drafters.rest import Rest, build_store
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
@@ -25,6 +26,7 @@ DRAFTERS = {
     "suffix": Suffix(nodes=8, longest=8, store=64),
     "recycling": Recycling(V, nodes=8, rates=(0.5, 0.2, 0.1)),
     "lookahead": Lookahead(window=4, ngram=3, guesses=3, pool=64),
+    "rest": Rest(nodes=8, matches=4, longest=4),
 }
 SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.6, top_p=0.9)}
 
@@ -35,7 +37,8 @@ def decoder_of(name):
     widths = (1, 8) if drafter.nodes == 8 else ()
     controller = Throughput() if widths else Always()
     engine = Engine(TableTarget(V, 2), 64, drafter=drafter, controller=controller, widths=widths, prefill_chunk=8)
-    return Decoder(engine, table, batch=2, cost=COST)
+    corpus = [r.tokens for setting in SETTINGS for r in results("none", setting)] if name == "rest" else None
+    return Decoder(engine, table, corpus and build_store(corpus), batch=2, cost=COST)
 
 
 @functools.cache

@@ -85,31 +85,6 @@ def candidates(text, ring, count, depth):
     return [(f[0], f[3]) for f in found[:count]]
 
 
-def trie(found):
-    """Confidence of every prefix of the candidates."""
-    weight = {}
-    for m, tokens in found:
-        for d in range(len(tokens)):
-            path = tuple(tokens[: d + 1])
-            weight[path] = weight.get(path, 0) + (m + d) ** 1.5
-    total = {}
-    for path, w in weight.items():
-        total[path[:-1]] = total.get(path[:-1], 0) + w
-    return {path: w / (total[path[:-1]] + 5) for path, w in weight.items()}
-
-
-def check(draft, row, found, nodes=NODES):
-    confidence = trie(found)
-    chance = {path: np.prod([confidence[path[: i + 1]] for i in range(len(path))]) for path in confidence}
-    got = kit.paths(draft, row)
-    assert len(got) == len({path for path, _ in got}) == min(nodes - 1, len(confidence))
-    for path, c in got:
-        assert c == pytest.approx(confidence[path], rel=1e-4)
-    chosen = [chance[path] for path, _ in got]
-    assert chosen == pytest.approx(sorted(chance.values(), reverse=True)[: nodes - 1], rel=1e-4)
-    assert all(a >= b * (1 - 1e-5) for a, b in zip(chosen, chosen[1:], strict=False))
-
-
 @given(OUTPUTS, st.lists(TEXT, min_size=2, max_size=2), st.sampled_from([1, 3]))
 def test_a_draft_is_what_plain_search_finds(outputs, texts, count):
     d, ring = drafter(count), Ring()
@@ -119,7 +94,7 @@ def test_a_draft_is_what_plain_search_finds(outputs, texts, count):
         ring.add(output)
     draft, _ = proposer(d)(state, kit.context(texts))
     for row, text in enumerate(texts):
-        check(jax.device_get(draft), row, candidates(text, ring, count, d.depth))
+        kit.check_merged(jax.device_get(draft), row, candidates(text, ring, count, d.depth), NODES)
 
 
 @given(st.lists(TEXT, min_size=1, max_size=12), TEXT)
@@ -224,7 +199,9 @@ def test_without_a_store():
     state = serve(d, d.init(None, 1, kit.SIZE), [3, 4, 5])
     draft, _ = proposer(d)(state, kit.context([[3, 4]]))
     assert kit.paths(draft) == []
-    check(proposer(d)(state, kit.context([[3, 4, 3]]))[0], 0, candidates([3, 4, 3], Ring(), 3, d.depth))
+    kit.check_merged(
+        proposer(d)(state, kit.context([[3, 4, 3]]))[0], 0, candidates([3, 4, 3], Ring(), 3, d.depth), NODES
+    )
 
 
 def test_the_longer_match_wins_then_the_own_text_then_the_later():
