@@ -101,13 +101,15 @@ def build(
 
 def _store(corpus: str | None, model: LoadedTarget) -> Store:
     """The store of the text files of a corpus."""
-    if not corpus or model.tokenizer is None:
-        raise ValueError(
-            f"--corpus: got {corpus} for a model {'with' if model.tokenizer else 'without'} a tokenizer, takes both"
-        )
-    path = Path(corpus)
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
-    return build_store([model.tokenizer.encode(f.read_text(), special=False) for f in files])
+    if corpus is None or model.tokenizer is None:
+        raise ValueError(f"--corpus: got {corpus}, takes texts, for a model with a tokenizer")
+    path, documents = Path(corpus), []
+    for file in sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]:
+        try:
+            documents.append(model.tokenizer.encode(file.read_text(encoding="utf-8"), special=False))
+        except UnicodeDecodeError:
+            raise ValueError(f"--corpus: got {file}, takes text in UTF-8") from None
+    return build_store(documents)
 
 
 def decoder(

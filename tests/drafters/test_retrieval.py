@@ -13,6 +13,7 @@ from spec_jax.drafters.ngram import NGram
 from spec_jax.drafters.none import NoDrafter
 from spec_jax.drafters.recycling import Recycling
 from spec_jax.drafters.rest import Rest, build_store
+from spec_jax.drafters.stand import Stand
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
@@ -26,6 +27,9 @@ DRAFTERS = {
     "suffix": Suffix(nodes=8, longest=8, store=64),
     "recycling": Recycling(V, nodes=8, rates=(0.5, 0.2, 0.1)),
     "lookahead": Lookahead(window=4, ngram=3, guesses=3, pool=64),
+    "likeliest guesses": Lookahead(window=4, ngram=3, guesses=3, pool=64, candidates=1),
+    "stand": Stand(V, nodes=8, rates=(0.5, 0.2, 0.1), offered=16, longest=2, entries=512),
+    "law alone": Stand(V, nodes=8, rates=(0.5, 0.2, 0.1), offered=16, longest=2, entries=512, b=0.0),
     "rest": Rest(nodes=8, matches=4, longest=4),
 }
 SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.6, top_p=0.9)}
@@ -60,6 +64,11 @@ def test_same_text_in_fewer_passes(name, setting):
     plain, drafted = results("none", setting), results(name, setting)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert passes(drafted) < passes(plain) == sum(len(r.tokens) for r in plain)
+
+
+@pytest.mark.parametrize(("name", "without"), [("stand", "law alone"), ("lookahead", "likeliest guesses")])
+def test_the_position_s_noise_makes_drafts_of_sampled_text_better(name, without):
+    assert passes(results(name, "sampled")) < 0.95 * passes(results(without, "sampled"))
 
 
 def test_outputs_of_earlier_requests_are_drafted_from():
