@@ -21,7 +21,7 @@ class Context:
 
     tokens [B, L] with `length` valid entries a row, the last of which is the anchor; room is how many tokens the row
     may still emit; state is the constraint's state; sampled and adjusted say whether any row needs noise or adjusted
-    logits.
+    logits. target is the target's own state, to read: the text without its anchor; None where there is none.
     """
 
     tokens: Int[Array, "b text"]
@@ -35,6 +35,7 @@ class Context:
     constraint: Constraint
     sampled: Bool[Array, ""]
     adjusted: Bool[Array, ""]
+    target: Any = None
 
     @property
     def anchor(self) -> Int[Array, "b"]:

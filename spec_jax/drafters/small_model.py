@@ -26,8 +26,30 @@ class SmallModelState:
     staged: Any
 
 
+class Chain:
+    """The sizes of a drafter of chains of k tokens, which its model chooses."""
+
+    model: Target
+    k: int
+
+    @property
+    def nodes(self) -> int:
+        """The anchor and k tokens."""
+        return self.k + 1
+
+    @property
+    def depth(self) -> int:
+        """k."""
+        return self.k
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return self.model.vocab_size
+
+
 @dataclasses.dataclass(frozen=True)
-class SmallModel:
+class SmallModel(Chain):
     """Drafts a chain of k tokens with another model of the same vocabulary (arXiv 2211.17192, 2302.01318).
 
     "coupled": each token is the model's own argmax of z + T G under the target's noise of that position, so that
@@ -71,25 +93,10 @@ class SmallModel:
         if self.sure not in ("peak", "entropy"):
             raise ValueError(f"sure: got {self.sure!r}, takes 'peak' or 'entropy'")
 
-    @property
-    def nodes(self) -> int:
-        """The anchor and k tokens."""
-        return self.k + 1
-
-    @property
-    def depth(self) -> int:
-        """k."""
-        return self.k
-
-    @property
-    def vocab_size(self) -> int:
-        """The model's."""
-        return self.model.vocab_size
-
     def init(self, params: Any, batch: int, max_len: int) -> SmallModelState:
         """Empty rows."""
         state = self.model.init_state(params, batch, max_len + max(self.block, self.nodes))
-        return SmallModelState(state, self._score_all(params, state, batch)[1])
+        return SmallModelState(state, self.blank(params, state, batch))
 
     def tap(self, output: Output) -> None:
         """The target's outputs are not needed."""
@@ -105,6 +112,16 @@ class SmallModel:
 
     def propose(self, params: Any, state: SmallModelState, context: Context) -> tuple[Draft, SmallModelState]:
         """The chain, and the state with its rows staged."""
+        draft, model, staged = self.chain(params, state.model, state.staged, context)
+        return draft, SmallModelState(model, staged)
+
+    def chain(
+        self, params: Any, model: Any, staged: Any, context: Context, whole: bool = True
+    ) -> tuple[Draft, Any, Any]:
+        """A draft behind a state of the model, that state as score leaves it, and the draft's staged rows.
+
+        `staged` is written over, whatever it holds. The rows of a chain's k-th token are staged if `whole`.
+        """
         batch, n = context.tokens.shape[0], self.nodes
         parent = jnp.broadcast_to(jnp.arange(-1, self.k), (batch, n))
         tokens = jnp.zeros((batch, n), jnp.int32).at[:, 0].set(context.anchor)
@@ -140,9 +157,9 @@ class SmallModel:
 
         def drafting(carry) -> Array:
             i, rest = carry
-            return (i < n) & rest[-1][:, jnp.minimum(i, self.k)].any()
+            return (i < (n if whole else self.k)) & rest[-1][:, jnp.minimum(i, self.k)].any()
 
-        output, staged, model = score(state.model, tokens, state.staged, 0)
+        output, staged, model = score(model, tokens, staged, 0)
         carry = choose(0, output, (tokens, staged, past, laws, confidence, valid))
         _, (tokens, staged, _, laws, confidence, valid) = lax.while_loop(drafting, step, (jnp.int32(1), carry))
         draft = Draft(
@@ -151,7 +168,7 @@ class SmallModel:
             law=None if laws is None else Law(laws),
             proposal=self.mode,
         )
-        return draft, SmallModelState(model, staged)
+        return draft, model, staged
 
     def insert(self, state: SmallModelState, rows: Int[Array, "r"], other: SmallModelState) -> SmallModelState:
         """Rows replaced."""
@@ -183,9 +200,9 @@ class SmallModel:
         entropy = -jnp.where(p > 0, p * law, 0.0).sum()
         return jnp.maximum(0.0, 1 - jnp.sqrt(jnp.maximum(entropy, 0.0)))
 
-    def _score_all(self, params: Any, state: Any, batch: int) -> Any:
-        """A full tree's staged rows, for their shape; nothing of it is ever committed."""
+    def blank(self, params: Any, state: Any, batch: int) -> Any:
+        """Room for a full draft's staged rows; nothing of it is ever committed."""
         parent = jnp.broadcast_to(jnp.arange(-1, self.k), (batch, self.nodes))
         tree = Tree(jnp.zeros_like(parent), parent, jnp.ones(parent.shape, bool))
-        shapes = jax.eval_shape(lambda p, s: self.model.score(p, s, tree), params, state)
+        shapes = jax.eval_shape(lambda p, s: self.model.score(p, s, tree)[1], params, state)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -29,7 +29,7 @@ from spec_jax.verify.verdict import Verdict
 def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> EngineState:
     """One draft, one target pass, one verdict and one commit for every running row; finished rows do not move."""
     rows = state.rows
-    context = context_of(rows, params.constraint)
+    context = context_of(rows, params.constraint, state.target)
     draft, drafter_state = engine.drafter.propose(params.drafter, state.drafter, context)
     draft = devices.one_draft(engine, usable(draft, context, engine.target.vocab_size))
     which = engine.controller.decide(state.controller, draft, rows.running, params.cost, engine.widths)
@@ -61,8 +61,8 @@ def decode_round(engine: Engine, params: EngineParams, state: EngineState) -> En
     return devices.settled(engine, after)
 
 
-def context_of(rows: Rows, constraint: Constraint) -> Context:
-    """The drafter's view of the rows."""
+def context_of(rows: Rows, constraint: Constraint, target: Any = None) -> Context:
+    """The drafter's view of the rows, and of the target's state."""
     return Context(
         tokens=rows.tokens,
         length=jnp.maximum(rows.length, 1),
@@ -75,6 +75,7 @@ def context_of(rows: Rows, constraint: Constraint) -> Context:
         constraint=constraint,
         sampled=(rows.running & rows.sampling.sampled).any(),
         adjusted=(rows.running & (rows.sampling.adjusted | (rows.state != FREE))).any(),
+        target=target,
     )
 
 

@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 
 @flax.struct.dataclass
@@ -25,6 +25,14 @@ class Periods:
 
     stacked: tuple[Any, ...]
     rest: tuple[Any, ...] = ()
+
+
+@flax.struct.dataclass
+class Skippable:
+    """A layer, and whether it is there; one that is not leaves its input as it is, and costs nothing."""
+
+    layer: Any
+    keep: Bool[Array, "*l"]
 
 
 def stack(layers: Sequence[Any], period: int, join: Callable[[Sequence[Any]], Any] = jnp.stack) -> Periods:
@@ -48,12 +56,14 @@ def unstack(layers: tuple[Any, ...] | Periods) -> tuple[Any, ...]:
 def run(layer: Callable, x: Array, *trees: Any) -> tuple[list[Array], Any]:
     """x through all layers: (x, out) = layer(x, index, *its trees), where index counts within a period.
 
+    The first tree is the layers' parameters; of a `Skippable` that is not there, out is zeros.
+
     Returns the hidden states, that before the first layer first, and the layers' outs in the form of the trees.
     """
     if isinstance(trees[0], tuple):
         hidden, outs = [x], []
         for index, own in enumerate(zip(*trees, strict=True)):
-            x, out = layer(x, index, *own)
+            x, out = _through(layer, x, index, *own)
             hidden.append(x)
             outs.append(out)
         return hidden, tuple(outs)
@@ -68,6 +78,15 @@ def run(layer: Callable, x: Array, *trees: Any) -> tuple[list[Array], Any]:
         hidden += [h[i] for i in range(inside[0].shape[0]) for h in inside]
     after, rest = run(layer, x, *(t.rest for t in trees))
     return hidden + after[1:], Periods(stacked, rest)
+
+
+def _through(layer: Callable, x: Array, index: int, leaves: Any, *rest: Any) -> tuple[Array, Any]:
+    """One layer, if it is there."""
+    if not isinstance(leaves, Skippable):
+        return layer(x, index, leaves, *rest)
+    there = lambda: layer(x, index, leaves.layer, *rest)  # noqa: E731
+    nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(there)[1])
+    return lax.cond(leaves.keep, there, lambda: (x, nothing))
 
 
 def zipped(f: Callable, *trees: Any) -> Any:

@@ -18,7 +18,7 @@ from pallas_kernels.tree_attention import tree_attention
 from spec_jax import tree as trees
 from spec_jax.models import attention, layers, lazy, on_mesh
 from spec_jax.models.config import LlamaConfig
-from spec_jax.models.layers import Periods
+from spec_jax.models.layers import Periods, Skippable
 from spec_jax.models.linear import Dense, Embedding, Linear
 from spec_jax.models.norms import rms_norm
 from spec_jax.models.rope import inverse_frequencies, rotate
@@ -49,7 +49,7 @@ class LlamaParams:
     """
 
     embedding: Embedding
-    layers: tuple[Layer, ...] | Periods
+    layers: tuple[Layer | Skippable, ...] | Periods
     norm: Float[Array, "hidden"]
     head: Linear | None = None
 
@@ -185,17 +185,19 @@ class Llama:
         y = x @ params.embedding if params.head is None else params.head(x)
         return y.reshape(b, n, -1).astype(jnp.float32)
 
-    def _forward(
+    def layer(
         self,
-        params: LlamaParams,
         state: AttentionState,
-        tokens: Int[Array, "b n"],
         position: Int[Array, "b n"],
         mask: Bool[Array, "b n m"],
-        staged: StagedRows | None = None,
         start: Int[Array, ""] | int = 0,
-    ) -> tuple[Array, StagedRows, Array | None]:
-        c, (b, n) = self.config, tokens.shape
+    ) -> Callable:
+        """One layer over nodes of a tree, for `layers.run`: of hidden states [B, N, hidden], outputs and (k, v) rows.
+
+        It takes (hidden, index, leaves, k cache, v cache, k rows, v rows), where rows are those of the m nodes of the
+        tree before `start`, not read if all its nodes are given.
+        """
+        c, (b, n) = self.config, position.shape
         inv_freq, factor = inverse_frequencies(c.rope, c.head_dim, c.max_position_embeddings, length=state.room)
         extend = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2)  # noqa: E731
 
@@ -213,7 +215,20 @@ class Llama:
             flat = rms_norm(x, leaves.mlp_norm, c.rms_norm_eps).reshape(b * n, -1)
             return x + leaves.down(jax.nn.silu(leaves.gate(flat)) * leaves.up(flat)).reshape(b, n, -1), (k, v)
 
-        x = params.embedding[:, tokens.reshape(-1)].T.reshape(b, n, -1)
+        return layer
+
+    def _forward(
+        self,
+        params: LlamaParams,
+        state: AttentionState,
+        tokens: Int[Array, "b n"],
+        position: Int[Array, "b n"],
+        mask: Bool[Array, "b n m"],
+        staged: StagedRows | None = None,
+        start: Int[Array, ""] | int = 0,
+    ) -> tuple[Array, StagedRows, Array | None]:
+        layer = self.layer(state, position, mask, start)
+        x = params.embedding[:, tokens.reshape(-1)].T.reshape(*tokens.shape, -1)
         old = staged or self.stage(state, mask.shape[2])
         hidden, rows = layers.run(layer, x, params.layers, state.k, state.v, old.k, old.v)
         staged = StagedRows(*(layers.zipped(lambda kv, i=i: kv[i], rows) for i in range(2)))

@@ -17,7 +17,7 @@ from spec_jax.models import attention, delta_conv, delta_mixer, experts, gated_a
 from spec_jax.models.delta_mixer import Delta, DeltaState, StagedDelta
 from spec_jax.models.experts import Experts, Mlp
 from spec_jax.models.gated_attention import Attention, KeyValues
-from spec_jax.models.layers import Periods
+from spec_jax.models.layers import Periods, Skippable
 from spec_jax.models.linear import Embedding, Linear
 from spec_jax.models.norms import OnePlus, rms_norm
 from spec_jax.models.qwen_config import DELTA, WINDOW, QwenConfig
@@ -59,7 +59,7 @@ class QwenParams:
     """
 
     embedding: Embedding
-    layers: tuple[Layer, ...] | Periods
+    layers: tuple[Layer | Skippable, ...] | Periods
     norm: Float[Array, "hidden"] | OnePlus
     head: Linear | None = None
     mtp: Mtp | None = None

@@ -7,7 +7,9 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 import jax
+from jaxtyping import Array, Bool
 
+from spec_jax.models.layers import Skippable
 from spec_jax.models.linear import PLAIN, quantize_int8
 from spec_jax.models.llama import Llama, LlamaParams
 from spec_jax.models.qwen import Qwen, QwenParams
@@ -42,10 +44,24 @@ def without(target: T, layers: Collection[int]) -> T:
 
 def fewer(params: P, layers: Collection[int]) -> P:
     """The parameters of `skip`. Raises ValueError as `without` does, and for stacked layers."""
-    if not isinstance(params.layers, tuple):
-        raise ValueError("params: got stacked layers, takes a tuple of layers, since a view shares arrays as they are")
-    own = params.layers
+    own = _tuple(params)
     return dataclasses.replace(params, layers=tuple(own[i] for i in _kept(len(own), layers)))
+
+
+def masked(params: P, keep: Bool[Array, "l"]) -> P:
+    """The parameters with the layers that `keep` leaves out skipped: `skip` with a set that may change while decoding.
+
+    For the same model, whose `score` branches at every layer, so that a skipped one costs nothing. The rows that it
+    stages are zeros, which a draft under one set never reads; they must not be committed. So such a view drafts over
+    the target's own state, which holds every layer's rows of all committed text.
+
+    Raises:
+        ValueError: for a mask of another number of layers, or for stacked layers.
+    """
+    own = _tuple(params)
+    if keep.shape != (len(own),):
+        raise ValueError(f"keep: got shape {keep.shape}, takes ({len(own)},), a mark for every layer")
+    return dataclasses.replace(params, layers=tuple(Skippable(x, keep[i]) for i, x in enumerate(own)))
 
 
 def windowed(target: T, tokens: int) -> T:
@@ -73,6 +89,12 @@ def _kept(count: int, layers: Collection[int]) -> list[int]:
     if not left_out <= set(range(count)) or len(left_out) == count:
         raise ValueError(f"layers: got {sorted(left_out)}, takes some of 0 .. {count - 1}, not all")
     return [i for i in range(count) if i not in left_out]
+
+
+def _tuple(params: Any) -> tuple[Any, ...]:
+    if not isinstance(params.layers, tuple):
+        raise ValueError("params: got stacked layers, takes a tuple of layers, since a view shares arrays as they are")
+    return params.layers
 
 
 def int8(params: P) -> P:

@@ -34,7 +34,7 @@ BLOCK = {
     name for name in NETWORK if inspect.signature(module(name).engine).parameters["network"].annotation is BlockConfig
 }
 DRAFTER = {name for name in configs.names() if "drafter" in inspect.signature(module(name).engine).parameters}
-VIEWS = {"draft_and_verify", "magicdec", "mask_probing", "subspec"}
+VIEWS = {"clasp", "draft_and_verify", "magicdec", "mask_probing", "subspec", "swift"}
 OWN_HEAD = {name for name in configs.names() if hasattr(module(name), "drafter_params")} - VIEWS
 
 
@@ -73,9 +73,12 @@ def weak(engine, params, own):
     """Places of an engine's state, empty or with a draft, that are weakly typed: a round may make them strong."""
     shared = EngineParams(params, own, free(engine.target.vocab_size), jnp.ones(len(engine.widths)))
 
+    def view(p, state):
+        return context_of(state.rows, p.constraint, state.target)
+
     def states(p):
         state = rows.empty(engine, p, 2)
-        return state, engine.drafter.propose(p.drafter, state.drafter, context_of(state.rows, p.constraint))[1]
+        return state, engine.drafter.propose(p.drafter, state.drafter, view(p, state))[1]
 
     found = jax.tree.leaves_with_path(jax.eval_shape(states, shared))
     return [jax.tree_util.keystr(path) for path, leaf in found if leaf.weak_type]

@@ -71,6 +71,22 @@ def test_a_view_shares_its_arrays():
     assert len(views.skip(target, whole, ())[1].layers) == 4
 
 
+@pytest.mark.parametrize("left_out", [(), (1, 2), (0, 3)])
+def test_a_mask_skips_the_layers_that_a_view_leaves_out(left_out):
+    target, whole = Llama(CONFIG), params()
+    keep = jnp.asarray([i not in left_out for i in range(4)])
+    masked = jax.jit(lambda keep: logits(target, views.masked(whole, keep)))
+    np.testing.assert_allclose(masked(keep), logits(*views.skip(target, whole, left_out)), atol=1e-5)
+    assert masked.lower(keep).as_text().count("stablehlo.case") == 4, "a branch for every layer, not both sides of it"
+
+
+def test_masks_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"keep: got shape \(3,\), takes \(4,\)"):
+        views.masked(params(), jnp.ones(3, bool))
+    with pytest.raises(ValueError, match="params: got stacked layers"):
+        views.masked(stack_layers(params()), jnp.ones(4, bool))
+
+
 def test_int8_rounds_the_dense_maps_and_shares_the_rest():
     target, whole = Llama(CONFIG), params()
     lora = LoRA(whole.layers[0].q, jnp.ones((16, 2)), jnp.ones((2, 16)), jnp.float32(0.1))
