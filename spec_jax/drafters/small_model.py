@@ -29,7 +29,7 @@ class SmallModelState:
 class Chain:
     """The sizes of a drafter of chains of k tokens, which its model chooses."""
 
-    model: Target
+    model: Any
     k: int
 
     @property
