@@ -18,8 +18,10 @@ CHECK_SHAPES ?= 1
 PYTEST := $(BIN)/python -m pytest $(if $(filter 0,$(CHECK_SHAPES)),--jaxtyping-packages=)
 # Tests run in this many processes, each file in one of them; those of kernels in one, since libtpu wants to be alone.
 WORKERS ?= 2
-# They compile much and compute little, so what LLVM's optimisation costs there is more than it saves.
-UNIT_FLAGS := --xla_backend_optimization_level=0
+# They compile much and compute little: optimising costs more than it saves, and so do XLA's MLIR emitters of fused
+# loops (a third of the time of a compilation) and the splitting of a small program into parts.
+UNIT_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+	--xla_cpu_parallel_codegen_split_count=1
 
 .PHONY: help demo test lint type unit slow clean
 

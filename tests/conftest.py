@@ -22,6 +22,12 @@ hypothesis.settings.register_profile("spec_jax", deadline=None, derandomize="CI"
 hypothesis.settings.load_profile("spec_jax")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of garbage collection: tracing makes so many objects that it runs all the time."""
+    gc.collect()
+    gc.freeze()
+
+
 MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
 
 

@@ -1,6 +1,5 @@
 """D28: one decision for all. Devices and processes that share a batch emit the tokens that one device emits."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import printed
+from tests.processes import environment, printed
 
 ROOT = Path(__file__).parents[2]
 
 
 def start(devices, *arguments):
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    env = environment(devices, "--xla_backend_optimization_level=0")
     command = [sys.executable, "-m", "tests.faults.devices", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
 

@@ -23,6 +23,7 @@ from spec_jax.models.orbax_weights import WEIGHTS, save_orbax
 from spec_jax.models.qwen_config import QwenConfig
 from tests.models import qwen_kit as kit
 from tests.models.test_qwen import MTP, per_expert, write
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
 BLOCK = 4 * 32 * 16  # the largest row of a first axis: an expert's half
@@ -61,8 +62,7 @@ MOE = QwenConfig.from_hf(MOE_FIELDS)
 
 
 def run(devices, module, *args):
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    env = environment(devices, "--xla_backend_optimization_level=0")
     command = [sys.executable, "-W", "error", "-m", module, *map(str, args)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pallas_kernels import aot
 from scripts.benches import schema
 from scripts.pods_aot import cost, hlo, loops, shapes, table, traffic
 from scripts.pods_aot.chips import CHIPS, Chip, chip
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
 SLOW = Chip(operations=1.0, bandwidth=1.0, links=1.0, memory_gib=1)
@@ -238,9 +238,7 @@ print(jax.jit(mapped).lower(x, w).compile().as_text())
 
 def test_a_compiled_program_of_eight_devices():
     """Five sums of 8 x 32 floats, one row's gather of 16 x 32, one scatter of that, one step of a ring of 4 x 32."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment(8), capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = cost.cost(done.stdout, SLOW, 8)
     assert found.collective_bytes == {

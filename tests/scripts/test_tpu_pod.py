@@ -28,7 +28,7 @@ from spec_jax.models.config import LlamaConfig  # noqa: E402
 from spec_jax.models.load import load_target  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
 from tests.models.conftest import TEMPLATE, TOKENS, tiny_backend  # noqa: E402
-from tests.processes import printed  # noqa: E402
+from tests.processes import environment, printed  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tpu_pod.py"
 FIELDS = {
@@ -391,11 +391,6 @@ def test_the_text_is_the_decoders_own(run, file, directory, tmp_path, monkeypatc
 
 def command(path, out, *options):
     return [sys.executable, str(SCRIPT), "--prompts", str(path), "--out", str(out), *map(str, options)]
-
-
-def environment(devices=1):
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
 
 
 def finish(*processes):

@@ -1,12 +1,13 @@
 """Training on two devices gives what one gives."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import environment
 
 RUN = """
 import json, jax, numpy as np
@@ -37,10 +38,12 @@ print(json.dumps([devices, losses, float(np.abs(np.asarray(state.params["feature
 
 
 def run(devices):
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run(
-        [sys.executable, "-c", RUN], capture_output=True, text=True, env=env, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", RUN],
+        capture_output=True,
+        text=True,
+        env=environment(devices),
+        cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
