@@ -16,9 +16,10 @@ from jax.sharding import Mesh
 
 from spec_jax import noise
 from spec_jax.control.cost import CostModel
-from spec_jax.engine import devices, loop, rows
+from spec_jax.engine import devices, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.measure import measure_cost
+from spec_jax.engine.programs import programs
 from spec_jax.engine.requests import request
 from spec_jax.engine.saved import load, save
 from spec_jax.engine.state import Counters, EngineState, Finish
@@ -83,7 +84,7 @@ class Decoder:
     """Runs requests on one compiled engine with `batch` slots.
 
     Four programs are compiled, whatever the requests: prefill, placing a row, a chunk of rounds, and releasing a row.
-    The host is touched once a chunk.
+    Decoders of an equal engine and batch size share them. The host is touched once a chunk.
     """
 
     def __init__(
@@ -141,13 +142,9 @@ class Decoder:
         self._eos = tuple(eos) if eos is not None else tuple(getattr(tokenizer, "eos_token_ids", ()) or ())
         empty = functools.partial(rows.empty, engine, batch=batch)
         places = None if self._mesh is None else devices.shardings(engine, jax.eval_shape(empty, self.params))
-        jit = functools.partial(jax.jit, out_shardings=places)
-        self._prefill = jax.jit(functools.partial(rows.init, engine))
-        self._place = jit(functools.partial(rows.place, engine), donate_argnums=0)
-        self._close = jit(rows.close, donate_argnums=0)
-        self._release = jit(functools.partial(rows.release, engine), donate_argnums=0)
-        self._decode = jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
-        self._empty = jit(empty)
+        shared = programs(engine, batch, places)
+        self._prefill, self._empty, self._place = shared.prefill, shared.empty, shared.place
+        self._close, self._release, self._decode = shared.close, shared.release, shared.decode
         self._state: EngineState = self._empty(self.params)
         self._waiting: deque[_Job] = deque()
         self._slots: list[_Job | None] = [None] * batch
@@ -167,7 +164,7 @@ class Decoder:
 
     @property
     def programs(self) -> int:
-        """Number of compiled programs so far; constant once each kind of call has been made."""
+        """Number of compiled programs so far, shared ones included; constant once each kind of call has been made."""
         return sum(_compiled(f) for f in (self._prefill, self._place, self._close, self._release, self._decode))
 
     def submit(

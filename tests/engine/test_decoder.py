@@ -251,6 +251,17 @@ def test_nothing_compiles_after_warm_up():
     assert d.programs == before
 
 
+def test_a_decoder_of_an_equal_engine_compiles_nothing():
+    """Made anew, of the same batch size and for other parameters too; one of another engine has its own programs."""
+    first, again, other = (Decoder(engine(max_eos=n), table(), batch=3) for n in (3, 3, 2))
+    text = first.generate([[1, 2, 3]], 8, key=1, sampling=SAMPLED)[0].tokens
+    assert again.programs == first.programs == 4 and other.programs == 0
+    assert again.generate([[1, 2, 3]], 8, key=1, sampling=SAMPLED)[0].tokens == text
+    swapped = Decoder(engine(max_eos=3), -table(), batch=3)
+    assert swapped.generate([[1, 2, 3]], 8, key=1, sampling=SAMPLED)[0].tokens != text
+    assert swapped.programs == 4
+
+
 BAD = [
     ("prompt: got no tokens", {"prompt": []}),
     ("prompt: got token ids", {"prompt": [1, V]}),
