@@ -9,6 +9,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 import tests.shapes  # noqa: E402, F401 --jaxtyping-packages needs it before anything imports spec_jax
+from spec_jax.engine import programs  # noqa: E402
 
 CACHE = Path(__file__).parents[1] / ".cache"
 
@@ -36,5 +37,17 @@ def release_programs():
     """Let compiled programs go when they fill the process's memory map: Linux allows 65,530 parts, then XLA aborts."""
     yield
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        programs.forget()
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def own_programs(request):
+    """A test that patches our code neither meets programs that were compiled without, nor leaves any."""
+    patching = "monkeypatch" in request.fixturenames
+    if patching:
+        programs.forget()
+    yield
+    if patching:
+        programs.forget()

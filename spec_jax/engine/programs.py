@@ -34,6 +34,12 @@ def programs(engine: Engine, batch: int, places: Any = None) -> Programs:
     return _programs(engine, batch, structure, tuple(leaves))
 
 
+def forget() -> None:
+    """Keep no program; decoders that have theirs go on with them."""
+    _prefill.cache_clear()
+    _programs.cache_clear()
+
+
 @functools.lru_cache(maxsize=16)
 def _prefill(engine: Engine) -> Any:
     return jax.jit(functools.partial(rows.init, engine))
