@@ -11,10 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from spec_jax.drafters.checks import check_follows
 from spec_jax.drafters.drafter import Committed, Context, Drafter
-from spec_jax.drafters.lookahead import Lookahead
-from spec_jax.drafters.model_tree import ModelTree
-from spec_jax.drafters.small_model import SmallModel
 from spec_jax.models.config import is_size, require
 from spec_jax.models.target import Output, Target
 from spec_jax.sampling import history
@@ -51,7 +49,7 @@ class Cascade:
         block: tokens of a prefill chunk.
 
     Raises:
-        ValueError: for an inner drafter that commits what it computed for its own nodes.
+        ValueError: for an inner drafter that keeps state of its own drafts, or another Cascade.
     """
 
     model: Target
@@ -63,8 +61,9 @@ class Cascade:
     def __post_init__(self) -> None:
         """Check the settings."""
         require(is_size(self.k), "k", self.k, "a positive integer")
-        if isinstance(self.inner, Lookahead | ModelTree | SmallModel | Cascade):
-            raise ValueError(f"inner: got a {type(self.inner).__name__}, takes one that keeps no state of its drafts")
+        check_follows("inner", self.inner)
+        if isinstance(self.inner, Cascade):
+            raise ValueError("inner: got a Cascade, takes a drafter without parameters")
 
     @property
     def nodes(self) -> int:

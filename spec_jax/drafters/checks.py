@@ -14,6 +14,12 @@ def check_sizes(settings: Any, **least: int) -> None:
             raise ValueError(f"{name}: got {value!r}, takes an integer of at least {low}")
 
 
+def check_follows(name: str, drafter: Any) -> None:
+    """ValueError, naming the field, for a drafter that takes every draft for its own: its `keeps_draft` is True."""
+    if getattr(drafter, "keeps_draft", False):
+        raise ValueError(f"{name}: got a {type(drafter).__name__}, takes one that keeps no state of its drafts")
+
+
 def check_rates(rates: Sequence[float], vocab_size: int) -> None:
     """ValueError for chances by rank that are more than there are tokens, not descending, or no chances."""
     if not 1 <= len(rates) <= vocab_size:

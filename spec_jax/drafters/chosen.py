@@ -12,9 +12,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from spec_jax import tree as trees
-from spec_jax.drafters.combined import Combined
+from spec_jax.drafters.checks import check_follows
 from spec_jax.drafters.drafter import Committed, Context, Drafter
-from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.small_model import SmallModel
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft, Tree
@@ -72,11 +71,14 @@ class Chosen:
         policy: how one of them is chosen.
 
     Raises:
-        ValueError: for drafters that can't be told of others' drafts: a `ModelTree`, `Combined` or another `Chosen`.
+        ValueError: for drafters that can't be told of others' drafts: a `ModelTree`, `Lookahead`, `Combined` or another
+            `Chosen`.
     """
 
     drafters: tuple[Drafter, ...]
     policy: Policy
+
+    keeps_draft = True
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -85,8 +87,8 @@ class Chosen:
         if len({d.nodes for d in self.drafters}) > 1:
             raise ValueError(f"drafters: got drafts of {[d.nodes for d in self.drafters]} nodes, takes equal ones")
         for d in self.drafters:
-            if isinstance(d, ModelTree | Combined | Chosen):
-                raise ValueError(f"drafters: got a {type(d).__name__}, takes those that follow others' drafts")
+            if not isinstance(d, SmallModel):  # which `observe` has read what others drafted
+                check_follows("drafters", d)
         sizes = {d.vocab_size for d in self.drafters} - {None}
         if len(sizes) > 1:
             raise ValueError(f"drafters: got ones for {sizes} token ids, takes ones for the same number")

@@ -11,11 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from spec_jax.drafters.checks import check_follows
 from spec_jax.drafters.drafter import Committed, Context, Drafter
-from spec_jax.drafters.lookahead import Lookahead
-from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.pair import Pair, check_nodes
-from spec_jax.drafters.small_model import SmallModel
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.topology.compact import log_chance
 from spec_jax.topology.merge import merge_traced
@@ -42,8 +40,8 @@ class Combined(Pair):
             nodes' path chances) in every row; None runs it always.
 
     Raises:
-        ValueError: for a model, which commits what it computed for its own nodes, or Lookahead, whose window is among
-            them: others' drafts leave some out.
+        ValueError: for a model, which commits what it computed for its own nodes, Lookahead, whose window is among
+            them, and a drafter made of several: others' drafts leave some out.
     """
 
     drafter: Drafter
@@ -52,12 +50,13 @@ class Combined(Pair):
     keep: bool = False
     enough: float | None = None
 
+    keeps_draft = True
+
     def __post_init__(self) -> None:
         """Check the settings."""
         check_nodes(self.nodes)
         for name, source in (("drafter", self.drafter), ("retrieval", self.retrieval)):
-            if isinstance(source, Lookahead | ModelTree | SmallModel):
-                raise ValueError(f"{name}: got a {type(source).__name__}, takes one that keeps no state of its drafts")
+            check_follows(name, source)
         if self.enough is not None and self.enough <= 0:
             raise ValueError(f"enough: got {self.enough}, takes a positive number of tokens or None")
         if self.keep and self.drafter.nodes > self.nodes:

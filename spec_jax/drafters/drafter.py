@@ -66,7 +66,10 @@ class Committed:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A proposer of draft trees; batch-native. Static and hashable; parameters and state are explicit pytrees."""
+    """A proposer of draft trees; batch-native. Static and hashable; parameters and state are explicit pytrees.
+
+    One whose `observe` takes every verdict for one on its own draft says so by an attribute `keeps_draft` that is True.
+    """
 
     @property
     def nodes(self) -> int:

@@ -74,6 +74,7 @@ class Lookahead:
     candidates: int = 16
 
     vocab_size = None
+    keeps_draft = True
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -90,6 +90,8 @@ class ModelTree(growing.Shaped):
     learner: Learner = Learner()
     block: int = 64
 
+    keeps_draft = True
+
     @property
     def vocab_size(self) -> int:
         """That of the model."""

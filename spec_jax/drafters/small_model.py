@@ -82,6 +82,8 @@ class SmallModel(Chain):
     least: float = 0.0
     sure: Literal["peak", "entropy"] = "peak"
 
+    keeps_draft = True
+
     def __post_init__(self) -> None:
         """Check the settings."""
         if not isinstance(self.k, int) or self.k < 1:

@@ -67,6 +67,11 @@ class Gated:
         return self.drafter.depth
 
     @property
+    def keeps_draft(self) -> bool:
+        """Whether the drafter does."""
+        return getattr(self.drafter, "keeps_draft", False)
+
+    @property
     def vocab_size(self) -> int | None:
         """The drafter's."""
         return self.drafter.vocab_size

@@ -13,6 +13,7 @@ from spec_jax.control.bandit import Exp3, Hedge, Ucb
 from spec_jax.drafters.chosen import Chosen, ChosenState
 from spec_jax.drafters.combined import Combined
 from spec_jax.drafters.drafter import Committed
+from spec_jax.drafters.lookahead import Lookahead
 from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.ngram import NGram
 from spec_jax.drafters.recycling import Recycling
@@ -21,6 +22,7 @@ from spec_jax.drafters.suffix import Suffix
 from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
 from spec_jax.models.toy import AuditTarget, audit_table
+from spec_jax.rollout.gated import Gated
 from spec_jax.sampling.settings import Sampling
 from spec_jax.topology.growth import Growth
 from spec_jax.tree import Tree
@@ -171,6 +173,10 @@ def test_a_head_on_features_is_told_which_nodes_are_its_own():
         (lambda: Chosen((LOOKUP,), Ucb()), "takes a tuple of at least two"),
         (lambda: Chosen((LOOKUP, NGram(3)), Ucb()), r"drafters: got drafts of \[5, 4\] nodes, takes equal ones"),
         (lambda: Chosen((LOOKUP, Combined(LOOKUP, MATCH, K + 1)), Ucb()), "drafters: got a Combined"),
+        (lambda: Chosen((NGram(3), Lookahead(1, 3, 1, 4)), Ucb()), "drafters: got a Lookahead"),
+        (lambda: Chosen((LOOKUP, Gated(MODEL)), Ucb()), "drafters: got a Gated"),
+        (lambda: Combined(Chosen((LOOKUP, MATCH), Ucb()), MATCH, K + 1), "drafter: got a Chosen"),
+        (lambda: Combined(LOOKUP, Combined(LOOKUP, MATCH, K + 1), K + 1), "retrieval: got a Combined"),
         (lambda: Chosen((LOOKUP, ModelTree(TARGET, Growth(K + 1, K, 1, 1))), Ucb()), "drafters: got a ModelTree"),
         (lambda: Chosen((TABLE, SmallModel(AuditTarget(6), K)), Ucb()), "drafters: got ones for"),
         (lambda: Chosen((LOOKUP, MATCH), Ucb()).init((None,), 1, 8), "params: got tuple, takes a tuple of 2, or None"),
