@@ -24,6 +24,7 @@ from spec_jax.engine.engine import Engine
 from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.rollout.gated import Gated
 from spec_jax.sampling.settings import Sampling
+from spec_jax.topology.coupling import Learner
 from spec_jax.topology.growth import Growth
 from spec_jax.tree import Tree
 from tests.drafters.block import kit as toy
@@ -154,17 +155,26 @@ def test_every_draft_is_scored_by_what_was_emitted(seed):
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_a_head_on_features_is_told_which_nodes_are_its_own():
-    """An EAGLE head beside lookup on a tiny Llama: its cache is the same as if it had drafted every round itself."""
+def test_a_head_on_features_follows_every_verdict_and_learns_from_its_own_drafts_alone():
+    """An EAGLE head beside lookup on a tiny Llama: its state is a fresh run's, whoever drafted."""
     config = heads.CONFIGS["eagle3"]
-    head = heads.drafter(config, Growth(nodes=K + 1, depth=K, width=1, children=1))
-    target = heads.tapped(config, toy.llama()[0])
-    engine = Engine(target, 20, drafter=Chosen((LOOKUP, head), Ucb()), prefill_chunk=8)
-    own = (None, heads.params(config))
-    got = toy.decoded(engine, own)
+    shape = Growth(nodes=K + 1, depth=K, width=1, children=1, candidates=8, ranking="coupled")
+    arms = (LOOKUP, heads.drafter(config, shape, Learner(decay=1.0)))
+    engine = Engine(heads.tapped(config), 20, drafter=Chosen(arms, Ucb()), prefill_chunk=8)
+    together, state = toy.start(engine, (None, heads.params(config)))
+    learned, checked = ([], []), 0
+    while np.asarray(state.rows.running).any():
+        before = state.drafter.states[1].fit
+        state = toy.go_on(engine, together, state, 1)
+        head = state.drafter.states[1]
+        learned[int(state.drafter.arm)].append(bool((head.fit.h != before.h).any()))
+        if checked < 3 and np.asarray(state.rows.running).all():
+            want = heads.fresh(engine, together, state).drafter.states[1]
+            heads.same_as_fresh(want, head, state.rows.length - 1)
+            checked += 1
     want = toy.decoded(Engine(toy.llama()[0], 20, prefill_chunk=8))
-    np.testing.assert_array_equal(got.tokens, want.tokens)
-    assert int(got.counters.accepted.sum()) > 0
+    np.testing.assert_array_equal(state.rows.tokens, want.tokens)
+    assert checked > 1 and learned[0] and not any(learned[0]) and any(learned[1])
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,17 @@ def fresh(engine, together, state):
     """The state of a fresh run on the texts so far."""
     given = {f: getattr(state.rows, f) for f in rows.Requests.__dataclass_fields__}
     return kit.begin(engine, together, rows.Requests(**given))
+
+
+def same_as_fresh(want, got, length):
+    """Fails unless a head's state is another one up to the rows' lengths."""
+    np.testing.assert_allclose(got.context, want.context, atol=5e-5)
+    np.testing.assert_array_equal(got.known, want.known)
+    if got.head == ():
+        return
+    np.testing.assert_array_equal(got.head.length, length)
+    live = (jnp.arange(got.head.k[0].shape[2]) < length[:, None])[:, None, :, None]
+    for a, b in zip(
+        jax.tree.leaves((got.head.k, got.head.v)), jax.tree.leaves((want.head.k, want.head.v)), strict=True
+    ):
+        np.testing.assert_allclose(jnp.where(live, a, 0), jnp.where(live, b, 0), atol=5e-5)

@@ -48,24 +48,11 @@ def test_text_inputs_and_state_round_by_round(name):
             (np.asarray(state.rows.counters.accepted) - np.asarray(before.counters.accepted))[known].tolist()
         )
         if checked < 2 and np.asarray(state.rows.running).all():
-            same_as_fresh(kit.fresh(engine, together, state).drafter, state.drafter, state.rows.length - 1)
+            kit.same_as_fresh(kit.fresh(engine, together, state).drafter, state.drafter, state.rows.length - 1)
             checked += 1
     np.testing.assert_array_equal(state.rows.tokens, plain())
     assert worst.max() < 5e-4, worst  # logits are of the order of 20
     assert len(accepted) > 1 and checked == 2
-
-
-def same_as_fresh(want, got, length):
-    np.testing.assert_allclose(got.context, want.context, atol=5e-5)
-    np.testing.assert_array_equal(got.known, want.known)
-    if got.head == ():
-        return
-    np.testing.assert_array_equal(got.head.length, length)
-    live = (jnp.arange(got.head.k[0].shape[2]) < length[:, None])[:, None, :, None]
-    for a, b in zip(
-        jax.tree.leaves((got.head.k, got.head.v)), jax.tree.leaves((want.head.k, want.head.v)), strict=True
-    ):
-        np.testing.assert_allclose(jnp.where(live, a, 0), jnp.where(live, b, 0), atol=5e-5)
 
 
 @dataclasses.dataclass(frozen=True)
