@@ -20,6 +20,7 @@ from spec_jax.drafters.none import NoDrafter
 from spec_jax.engine import devices, loop, rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState
+from spec_jax.models import placement
 from spec_jax.rollout import compact, memory
 from spec_jax.rollout.memory import Memory
 
@@ -76,14 +77,20 @@ def without_drafts(engine: Engine) -> Engine:
 
 
 def bound(tree: T, like: Any) -> T:
-    """The arrays on the one device that `like`'s are bound to; as they are where those are bound to none or several.
+    """The arrays on the one device that `like`'s are bound to, or whole on all devices of their mesh; else as they are.
 
-    A program compiles anew for an array that is bound to its device where the last one was not.
+    A program compiles anew for an array that is bound to its devices where the last one was not.
     """
     leaf = next((x for x in jax.tree.leaves(like) if isinstance(x, jax.Array)), None)
-    if leaf is None or not leaf.committed or len(leaf.sharding.device_set) > 1:
+    if leaf is None or not leaf.committed:
         return tree
-    return jax.device_put(tree, SingleDeviceSharding(*leaf.sharding.device_set))
+    there = leaf.sharding.device_set
+    if len(there) == 1:
+        return jax.device_put(tree, SingleDeviceSharding(*there))
+    if not isinstance(leaf.sharding, NamedSharding):
+        return tree
+    whole = NamedSharding(leaf.sharding.mesh, P())
+    return jax.tree.map(lambda x: x if x.sharding.device_set == there else placement.put(x, whole), tree)
 
 
 def _shared(tree: Any) -> Any:

@@ -319,6 +319,17 @@ def rolled(mesh, toggle=None):
     return {"texts": texts, "chosen": chosen, "costs": costs, "own": own}
 
 
+def warmed(mesh):
+    """How many programs rollouts on a mesh have behind their warm-up, and behind a call."""
+    engine = placement.with_mesh(Engine(attention()[0], drafter=Siblings(4, memory=64), **ROOM), mesh)
+    params = partition.place(engine.target, attention()[1])
+    rollouts = RolloutEngine(engine, params, sizes=(2,), prefill_rows=2, prompts=3)
+    rollouts.warm_up([1, 2], BUDGET)
+    begun = rollouts.programs
+    rollouts.generate(prompts(5, 2), BUDGET, group=2)
+    return [begun, rollouts.programs]
+
+
 def two(port, index, case="served"):
     """One process of two, on a mesh over both."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -337,6 +348,7 @@ CASES = {
     "refused": refused,
     "alone": lambda: served(None),
     "rolled": lambda: rolled(None),
+    "warmed": lambda: warmed(make_mesh({"data": 2})),
 }
 
 if __name__ == "__main__":

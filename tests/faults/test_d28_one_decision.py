@@ -87,6 +87,13 @@ def test_two_processes_roll_out_by_one_clock():
 
 
 @pytest.mark.slow
+def test_nothing_compiles_behind_the_warm_up_on_a_mesh():
+    """What rollouts remember lies where their programs leave it, from the first call on."""
+    begun, after = result(start(2, "warmed"))["warmed"]
+    assert begun == after > 0
+
+
+@pytest.mark.slow
 def test_recurrent_experts_on_eight_devices():
     check(result(start(8, "recurrent"))["recurrent"], accepted=10)
 
