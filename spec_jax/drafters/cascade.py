@@ -112,6 +112,7 @@ class Cascade:
                 room=jnp.maximum(context.room - count, 0),
                 state=limit,
                 active=count < want,
+                target=None,  # it is behind this text
             )
             inner, _ = self.inner.propose(None, state.inner, here)
             if inner.law is not None:
@@ -177,6 +178,7 @@ class Cascade:
             room=jnp.maximum(context.room - ahead, 0),
             state=limit,
             active=context.active & whole,
+            target=None,
         )
         more, _ = self.inner.propose(None, state.inner, here)
         join = lambda a, b: jnp.concatenate([a, b[:, 1:]], axis=1)  # noqa: E731

@@ -1,7 +1,10 @@
 """A model that drafts speculatively: its draft is the chain that it would draft token by token."""
 
+import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from spec_jax.drafters.cascade import Cascade
@@ -11,6 +14,7 @@ from spec_jax.engine.decoder import Decoder
 from spec_jax.engine.engine import Engine
 from spec_jax.models.toy import AuditTarget, audit_table
 from spec_jax.sampling.settings import Sampling
+from tests.drafters import kit
 
 V, K = 8, 4
 TARGET = AuditTarget(V)
@@ -46,6 +50,23 @@ def test_a_tail_goes_on_behind_the_models_tokens():
     assert count("tail", "accepted") / count("tail", "rounds") >= count("cascade", "accepted") / count(
         "cascade", "rounds"
     )
+
+
+class Reader(NGram):
+    """Notes what it is shown of the target's state."""
+
+    shown = []
+
+    def propose(self, params, state, context):
+        self.shown.append(context.target)
+        return super().propose(params, state, context)
+
+
+def test_the_inner_drafter_is_not_shown_a_state_that_is_behind_its_text():
+    d, small = Cascade(AuditTarget(kit.WORDS), Reader(k=3, n_min=1), K, tail=True), audit_table(kit.WORDS)
+    context = dataclasses.replace(kit.context([[1, 2]]), target=jnp.zeros(1))
+    jax.eval_shape(lambda: d.propose(small, d.init(small, 1, kit.SIZE), context))
+    assert len(Reader.shown) > 1 and all(x is None for x in Reader.shown)
 
 
 def test_drafters_that_commit_their_own_nodes_are_refused():
