@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.drafters.skipping.drafter import check_skips, spread
 from spec_jax.models import layers
@@ -47,8 +48,7 @@ class Clasp:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
-            raise ValueError(f"every: got {self.every!r}, takes an integer of at least 1")
+        check_sizes(self, every=1)
 
     def check(self, layers: int) -> None:
         """ValueError for a model that can't lose so many layers."""

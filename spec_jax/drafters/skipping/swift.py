@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.drafters.skipping.drafter import check_skips, spread
 from spec_jax.models import views
@@ -68,10 +69,7 @@ class Swift:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("window", "learned", "pool", "memory", "most", "patience"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least 1")
+        check_sizes(self, window=1, learned=1, pool=1, memory=1, most=1, patience=1)
         if not 0 < self.enough <= 1:
             raise ValueError(f"enough: got {self.enough!r}, takes a number in (0, 1]")
 
