@@ -39,6 +39,9 @@ def build_store(documents: Sequence[Sequence[int]], compared: int = 64) -> Store
     """
     if not isinstance(compared, int) or compared < 1:
         raise ValueError(f"compared: got {compared!r}, takes an integer of at least 1")
+    for i, document in enumerate(documents):
+        if len(document) and not np.issubdtype(np.asarray(document).dtype, np.integer):
+            raise ValueError(f"documents[{i}]: got {np.asarray(document).dtype}, takes token ids")
     ended = [np.append(np.asarray(document, np.int64).reshape(-1), matches.NO_TOKEN) for document in documents]
     tokens = np.concatenate(ended) if ended else np.zeros(0, np.int64)
     size, wrong = tokens.size, (tokens < 0).sum() - len(ended)

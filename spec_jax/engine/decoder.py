@@ -83,7 +83,8 @@ class _Job:
 class Decoder:
     """Runs requests on one compiled engine with `batch` slots.
 
-    Four programs are compiled, whatever the requests: prefill, placing a row, a chunk of rounds, and releasing a row.
+    Six programs are compiled at most, whatever the requests: prefill, empty slots, placing a row, a chunk of rounds,
+    and closing and releasing a row.
     Decoders of an equal engine and batch size share them. The host is touched once a chunk.
     """
 

@@ -20,7 +20,7 @@ class Programs:
         self.prefill = _prefill(engine)
         self.empty = jit(functools.partial(rows.empty, engine, batch=batch))
         self.place = jit(functools.partial(rows.place, engine), donate_argnums=0)
-        self.close = jit(functools.partial(rows.close), donate_argnums=0)
+        self.close = jit(functools.partial(rows.close), donate_argnums=0)  # partial: JAX shares a bare function's cache
         self.release = jit(functools.partial(rows.release, engine), donate_argnums=0)
         self.decode = jit(functools.partial(loop.decode, engine, until_any_finishes=True), donate_argnums=1)
 

@@ -30,7 +30,7 @@ from spec_jax.rollout.toggle import RoundCost, Toggle
 from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
 
-_observe, _clear = jax.jit(schedule.observe), jax.jit(schedule.clear)
+_observe, _clear, _drop_older = jax.jit(schedule.observe), jax.jit(schedule.clear), jax.jit(memory.drop_older)
 _longest_first = jax.jit(lambda history, at: schedule.longest_first(schedule.expected(history, at)))
 
 
@@ -227,6 +227,7 @@ class RolloutEngine:
         if c.memory is not None:
             c.memory = bound(c.memory, params.target)
             self._programs.clear(c.memory, nowhere)
+            _drop_older(c.memory, np.int32(0))
 
     def log_probs(
         self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
@@ -306,7 +307,7 @@ class RolloutEngine:
             self._drafter_params = self._derive(self._target_params)
         c, age = self.carried, self._sync.max_age
         if c.memory is not None and age is not None:
-            c.memory = memory.drop_older(c.memory, c.version - age)
+            c.memory = _drop_older(c.memory, np.int32(c.version - age))
         if c.kept is not None and self._sync.calibration < 1:
             left = jnp.float32(self._sync.calibration)
             c.kept = self._programs.faded(self.params(self.sizes[0]), bound(c.kept, self._target_params), left)

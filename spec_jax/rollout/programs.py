@@ -37,15 +37,15 @@ class Programs:
 
     def __init__(self, engine: Engine) -> None:
         """Compile nothing yet."""
-        self._engine, self._shared = engine, None
+        self._engine, self._marks = engine, None
         self._jitted: list[Any] = []
         mesh = devices.mesh_of(engine)
-        shared = mesh is not None and mesh.is_multi_process
+        several = mesh is not None and mesh.is_multi_process
 
         def program(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
             jitted = jax.jit(functools.partial(f, engine), **options)
             self._jitted.append(jitted)
-            return (lambda *args, **named: jitted(*_shared(args), **named)) if shared else jitted
+            return (lambda *args, **named: jitted(*_on_host(args), **named)) if several else jitted
 
         self.fresh = program(compact.fresh)
         self.faded = program(compact.faded)
@@ -61,9 +61,9 @@ class Programs:
 
     def kept(self, params: EngineParams, state: EngineState) -> list[Array]:
         """`compact.kept`, whose marks are found once."""
-        if self._shared is None:
-            self._shared = compact.shared_leaves(self._engine, params)
-        return compact.picked(self._shared, state)
+        if self._marks is None:
+            self._marks = compact.shared_leaves(self._engine, params)
+        return compact.picked(self._marks, state)
 
     @property
     def count(self) -> int:
@@ -93,7 +93,7 @@ def bound(tree: T, like: Any) -> T:
     return jax.tree.map(lambda x: x if x.sharding.device_set == there else placement.put(x, whole), tree)
 
 
-def _shared(tree: Any) -> Any:
+def _on_host(tree: Any) -> Any:
     """Arrays of this process alone as host values, of which every process has the same; those of all as they are."""
     own = lambda x: isinstance(x, jax.Array) and x.is_fully_addressable  # noqa: E731
     return jax.tree.map(lambda x: np.asarray(x) if own(x) else x, tree)

@@ -102,12 +102,13 @@ class Run:
             if not self.waiting and self.busy <= until_running:
                 break
             self._measure()
-            begin, index = time.perf_counter(), self.sizes.index(self.size)
+            begin, index, compiled = time.perf_counter(), self.sizes.index(self.size), self.programs.count
             segment, width = self._segment(index, self._floor(until_running))
             if not self.waiting:
                 self._compact()
             if self.toggle is not None and self.carried.toggle is not None:
-                took = self._took(segment, width, time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin if self.programs.count == compiled else None
+                took = self._took(segment, width, seconds)
                 brought = segment.tokens / max(segment.running * segment.rounds, 1)
                 told = (segment.drafting, segment.rounds, brought, *took)
                 self.carried.toggle = self.toggle.observe(self.carried.toggle, index, *told)
@@ -184,7 +185,8 @@ class Run:
         self._collect(done)
         given = (self.carried.memory, self._at, done, np.int32(self.carried.version))
         self.state, self.carried.memory = self.programs.settle(self.state, *given)
-        self.slots[done], self.told = -1, False
+        self.slots[done] = -1
+        self.told = False
 
     def _collect(self, which: Bool[np.ndarray, "b"]) -> None:
         if not which.any():
@@ -224,18 +226,17 @@ class Run:
         self.carried.costs[self.size] = RoundCost(plain.seconds[0], table)
         self.carried.measured.add(self.size)
 
-    def _took(self, segment: Segment, width: float, seconds: float) -> tuple[float, float]:
+    def _took(self, segment: Segment, width: float, seconds: float | None) -> tuple[float, float]:
         """Plain rounds that a segment's rounds take each, and took with what it cost to begin and to end the segment.
 
-        Where nobody has said what rounds take, the clock has a say in both.
+        Where nobody has said what rounds take, the clock has a say in both; not in a segment that compiled something,
+        whose `seconds` are None.
         """
         size, rounds = segment.size, segment.rounds
-        cost, timed = self.carried.costs[size], size in self.carried.measured and rounds > 0
-        if timed:
+        cost, spent = self.carried.costs[size], 0.0
+        if seconds is not None and rounds > 0 and size in self.carried.measured:
             seconds = float(devices.of_first(self.engine, np.array(seconds)))
             cost = cost.drafted(rounds, seconds, width) if segment.drafting else cost.seen(rounds, seconds)
-            self.carried.costs[size] = cost
-        if not segment.drafting:
-            return 1.0, 1.0
+            self.carried.costs[size], spent = cost, cost.spent(rounds, seconds, width)
         ratio = cost.ratio(width)
-        return ratio, max(ratio, cost.spent(rounds, seconds, width)) if timed else ratio
+        return (ratio, max(ratio, spent)) if segment.drafting else (1.0, 1.0)

@@ -95,6 +95,7 @@ def test_no_draft_goes_on_into_another_document_or_past_the_room():
     [
         ([], "documents: got 0 tokens"),
         ([[], []], "documents: got 0 tokens"),
+        ([[1], [True]], r"documents\[1\]: got bool, takes token ids"),
         ([[1, -1]], "documents: got 2 tokens, 1 of them negative"),
         ([[2**31 - 1]], "documents: got 1 tokens, 0 of them negative, takes ids below"),
     ],

@@ -74,8 +74,8 @@ def test_rejection_depends_on_the_row_alone():
 
 
 def test_noise_that_depends_on_the_slot_is_caught(monkeypatch):
-    def by_slot(rows, constraint):
-        context = whole(rows, constraint)
+    def by_slot(*given):
+        context = whole(*given)
         return dataclasses.replace(context, key=context.key + jnp.arange(len(context.key), dtype=jnp.uint32)[:, None])
 
     whole = rounds.context_of

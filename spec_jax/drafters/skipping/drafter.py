@@ -73,6 +73,8 @@ class Skipping(Chain):
         """Check the settings."""
         if not isinstance(self.model, Llama) or self.model.mesh is not None:
             raise ValueError(f"model: got {self.model!r}, takes a Llama without a mesh")
+        if self.model.config.sliding_window is not None:  # searches read rows back that a ring may have lost
+            raise ValueError(f"model: got one with a window of {self.model.config.sliding_window}, takes one without")
         object.__setattr__(self, "model", dataclasses.replace(self.model, taps=()))
         _ = self.chain
         self.search.check(self.model.config.num_layers)

@@ -137,4 +137,4 @@ def test_bad_settings_are_refused():
         engine(target, Swift(0))
     near = dataclasses.replace(target, config=dataclasses.replace(target.config, sliding_window=4))
     with pytest.raises(ValueError, match="model: got one with a window of 4"):
-        Swift(1).init(near, params, 1)
+        engine(near, Swift(1))
