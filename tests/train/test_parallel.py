@@ -102,7 +102,7 @@ def test_published_weights_are_an_ordinary_models_with_a_mask(tmp_path):
     assert (loaded.drafter.mask_token, loaded.drafter.depth) == (7, 8)
     np.testing.assert_array_equal(loaded.params.head.kernel.T, tensors["lm_head.weight"])
     (tmp_path / "config.json").write_text(json.dumps(fields | {"pard_token": 24}))
-    with pytest.raises(CheckpointError, match="mask_token is 24"):
+    with pytest.raises(CheckpointError, match="pard_token is 24"):
         load_drafter(tmp_path, TARGET)
 
 
