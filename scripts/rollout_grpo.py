@@ -2,19 +2,20 @@
 
     rollout_grpo.py                                    # a small transformer learns to add; starts by imitation
     rollout_grpo.py --model small_hybrid               # Python that parses
-    rollout_grpo.py --model smollm2 --prompts 4 --batch 2 --group 4 --steps 4
+    rollout_grpo.py --model smollm2 --prompts 4 --batch 2 --group 4 --max-new 24 --rate 1e-5 --steps 6
     rollout_grpo.py --run DIR --steps 40 --resume      # go on with a run
     rollout_grpo.py --plot curves.png --json result.json
 
 Every step prints reward, rollout seconds of both sides, tokens per target pass, and whether the toggle let it draft;
 then come both sides' reward curves compared and the toggle's choices, and as the last line one of JSON
 (grpo/grpo.schema.json). The run (checkpoints, log.jsonl) is in --run. With --tunix, where google-tunix is installed,
-Tunix trains the toy too, from the same parameters, with its vanilla rollout and with ours.
+Tunix trains the toy or SmolLM2 too, from the same parameters, with its vanilla rollout and with ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import os
 import statistics
@@ -36,8 +37,6 @@ from spec_jax.audit.replay import Replay, replay  # noqa: E402
 from spec_jax.control.throughput import Throughput  # noqa: E402
 from spec_jax.drafters.siblings import Siblings  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
-from spec_jax.models.qwen import QwenParams  # noqa: E402
-from spec_jax.models.qwen_config import QwenConfig  # noqa: E402
 from spec_jax.rollout.engine import RolloutEngine  # noqa: E402
 from spec_jax.rollout.records import Rollout  # noqa: E402
 from spec_jax.rollout.toggle import Toggle  # noqa: E402
@@ -191,11 +190,9 @@ class _Run:
         from grpo import tunix_side
 
         print("training in Tunix, with its vanilla rollout and with ours", flush=True)
-        args, params, config = self.args, self.begun, self.model.target.config
-        assert isinstance(config, QwenConfig) and isinstance(params, QwenParams)
-        return tunix_side.compare(
-            config, params, self.task, args.batch, args.group, args.max_new, args.steps, args.rate
-        )
+        args, policy = self.args, dataclasses.replace(self.model, params=self.begun)
+        sizes = (args.batch, args.group, args.max_new, args.steps)
+        return tunix_side.compare(policy, self.task, *sizes, args.rate, args.samples)
 
     def _roll(self, engine: RolloutEngine, prompts: list[list[int]]) -> tuple[Rollout, float]:
         engine.update_params(self.state.params)
@@ -345,13 +342,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=None, help="learning rate (3e-4 for the toy, else 1e-6)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--tunix", action="store_true", help="train the toy in Tunix too, with its rollout and with ours (needs it)"
+        "--tunix", action="store_true", help="train in Tunix too, with its rollout and with ours (needs it; no hybrids)"
+    )
+    parser.add_argument(
+        "--samples", **whole, default=64, help="of each prompt and side, compared in law in Tunix (%(default)s)"
     )
     parser.add_argument("--always", action="store_true", help="draft in every round, whether it pays or not")
     parser.add_argument("--no-compare", dest="compare", action="store_false", help="leave out the plain rollouts")
     output.add_arguments(parser)
     args = parser.parse_args()
-    least = {"steps": 1, "prompts": 1, "batch": 1, "group": 2, "max_new": 1, "nodes": 2, "warm_up": 0}
+    least = {"steps": 1, "prompts": 1, "batch": 1, "group": 2, "max_new": 1, "nodes": 2, "warm_up": 0, "samples": 2}
     for name, low in least.items():
         if getattr(args, name) < low:
             parser.error(f"--{name.replace('_', '-')}: got {getattr(args, name)}, takes a number from {low} on")
@@ -360,8 +360,8 @@ def _parse() -> argparse.Namespace:
         args.group, args.warm_up, args.max_new = min(args.group, 4), min(args.warm_up, 5), min(args.max_new, 16)
     if args.batch > args.prompts:
         parser.error(f"--batch: got {args.batch}, takes at most --prompts, {args.prompts}")
-    if args.tunix and (args.model != "toy" or importlib.util.find_spec("tunix") is None):
-        parser.error("--tunix: takes the toy, and google-tunix installed (pip install 'spec_jax[rl]')")
+    if args.tunix and (args.model == "small_hybrid" or importlib.util.find_spec("tunix") is None):
+        parser.error("--tunix: takes a model without a hybrid's layers, and google-tunix (pip install 'spec_jax[rl]')")
     if args.rate is None:
         args.rate = 3e-4 if args.model == "toy" else 1e-6
     return args

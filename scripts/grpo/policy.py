@@ -19,6 +19,7 @@ from spec_jax.models.qwen_text import forward_text, init_params
 
 LETTERS = "0123456789+=;."
 END = len(LETTERS)
+ROLES = ("user", "assistant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,13 @@ class Policy:
     tokenizer: Any = None
 
     def encode(self, prompt: str) -> list[int]:
-        """A prompt's tokens; a chat model's in its template."""
+        """A prompt's tokens; a chat model's in its template, paragraphs in turns the user's and the model's own."""
         if self.tokenizer is None:
             return [LETTERS.index(c) for c in prompt]
-        if getattr(self.tokenizer, "chat_template", None):
-            prompt = self.tokenizer.apply_chat([{"role": "user", "content": prompt}])
-        return list(self.tokenizer.encode(prompt))
+        if not getattr(self.tokenizer, "chat_template", None):
+            return list(self.tokenizer.encode(prompt))
+        turns = [{"role": ROLES[i % 2], "content": text} for i, text in enumerate(prompt.split("\n\n"))]
+        return list(self.tokenizer.encode(self.tokenizer.apply_chat(turns), special=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a response, without its end."""

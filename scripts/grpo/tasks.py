@@ -41,16 +41,23 @@ def worked_sums(count: int, seed: int) -> Task:
 
 
 def chat_sums(count: int, seed: int) -> Task:
-    """Sums of two digits, for a chat model. The reward is whether the last number of its answer is the sum."""
+    """Sums of two digits, for a chat model, behind two solved ones (paragraphs are turns, see `policy.Policy.encode`).
+
+    The reward goes by the last line of the answer: 0 if it is no integer, 1 if it is the sum; between them 0.2 for an
+    integer and up to 0.3 for one that is near, less for each unit that it is off, nothing from 10 on. So a small model,
+    which hardly ever adds right but mostly answers with a number, still has better and worse samples in a group.
+    """
     rng = np.random.default_rng(seed)
     pairs = [(int(a), int(b)) for a, b in rng.integers(1, 10, (count, 2))]
 
     def reward(i: int, response: str) -> float:
-        numbers = re.findall(r"\d+", response)
-        return float(bool(numbers) and int(numbers[-1]) == sum(pairs[i]))
+        last = response.strip().split("\n")[-1]
+        if not re.fullmatch(r"[0-9]{1,9}", last):
+            return 0.0
+        off = abs(int(last) - sum(pairs[i]))
+        return 1.0 if off == 0 else 0.2 + 0.3 * max(0, 10 - off) / 10
 
-    ask = "What is {} + {}? Answer in one short sentence."
-    return Task(tuple(ask.format(a, b) for a, b in pairs), reward)
+    return Task(tuple(f"2 + 3 =\n\n5\n\n6 + 7 =\n\n13\n\n{a} + {b} =" for a, b in pairs), reward)
 
 
 def parsing(count: int, seed: int) -> Task:

@@ -1,81 +1,93 @@
-"""The toy in Tunix: its tokenizer and its Qwen 3 with the same parameters."""
+"""A policy in Tunix: its tokenizer, and its parameters in Tunix's Llama 3 or Qwen 3."""
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
+from tunix.models.llama3 import model as llama3
+from tunix.models.qwen3 import model as qwen3
 
-from spec_jax.models.qwen import QwenParams
-from spec_jax.models.qwen_config import QwenConfig
+from spec_jax.models.llama import Llama, LlamaParams
+from spec_jax.models.qwen import Qwen, QwenParams
+from spec_jax.rollout import tunix_state
 
-from .policy import END, LETTERS
+from .policy import Policy
+
+THETA = 1_000_000
+_ONE = threading.RLock()  # Tunix rolls out in a thread of its own
 
 
-class Letters:
-    """The toy's tokenizer, as Tunix asks for one; it has no beginning-of-sequence token."""
+class Tokens:
+    """A policy's tokenizer, as Tunix asks for one: prompts come in the chat template, and with all that it begins with.
+
+    Tunix takes the pad for padding wherever it stands, and trains to NaN on one behind the vocabulary. Where the
+    policy's own ends its texts, and so may stand in a prompt, it is the last special token that stands in none.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._pad = policy, policy.pad
+        if policy.pad in policy.eos:
+            added = policy.tokenizer.backend.get_added_tokens_decoder()
+            taken = {*policy.eos, *policy.encode("a\n\nb\n\nc")}
+            left = [i for i, token in added.items() if token.special and i not in taken]
+            if not left:
+                raise ValueError("policy: got special tokens that all have a use, takes one left to pad with")
+            self._pad = max(left)
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        """A token per letter."""
-        return [LETTERS.index(c) for c in text]
+        """A prompt's tokens."""
+        return self._policy.encode(text)
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        """The letters of tokens; those that are none are left out."""
-        return "".join(LETTERS[i] for i in ids if i < END)
+        """The text of a response's tokens."""
+        return self._policy.decode(ids)
 
     def bos_id(self) -> int:
-        """None."""
+        """0, which means none there."""
         return 0
 
     def eos_id(self) -> int:
-        """The end."""
-        return END
+        """The first token that ends a text."""
+        return self._policy.eos[0]
+
+    def ends(self) -> list[int]:
+        """All tokens that end a text."""
+        return list(self._policy.eos)
 
     def pad_id(self) -> int:
-        """Behind the end."""
-        return END + 1
+        """No token of a prompt."""
+        return self._pad
 
 
-def model_of(config: QwenConfig, params: QwenParams) -> Any:
-    """Tunix's Qwen 3 with copies of the parameters; its rotary base is 1,000,000 (0.1.7 reads no other)."""
-    from tunix.models.qwen3 import model as qwen3
+class Llama3(llama3.Llama3):
+    """Tunix's Llama 3, rotating by its config's base: that of 0.1.7 leaves it out where it calls `apply_rope`."""
 
-    sizes = {
-        "num_layers": config.num_layers,
-        "vocab_size": config.vocab_size,
-        "embed_dim": config.hidden_size,
-        "hidden_dim": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
-        "num_kv_heads": config.num_kv_heads,
-        "rope_theta": int(config.rope.theta),
-        "norm_eps": config.rms_norm_eps,
-    }
-    model = qwen3.Qwen3(qwen3.ModelConfig(**sizes), rngs=nnx.Rngs(0))
-    tree: Any = params
-    layers = {}
-    for i, layer in enumerate(tree.layers):
-        a, m = layer.mixer, layer.mlp
-        maps = {f"{n}_proj": {"w": getattr(a, n).kernel} for n in "qkvo"}
-        layers[i] = {
-            "input_layernorm": {"w": layer.mixer_norm},
-            "post_attention_layernorm": {"w": layer.mlp_norm},
-            "attn": maps | {"q_norm": {"w": a.q_norm}, "k_norm": {"w": a.k_norm}},
-            "mlp": {f"{n}_proj": {"kernel": getattr(m, n).kernel} for n in ("gate", "up", "down")},
-        }
-    new = {
-        "embedder": {"input_embedding": tree.embedding.T},
-        "layers": layers,
-        "final_norm": {"w": tree.norm},
-        "lm_head": {"w": tree.head.kernel},
-    }
+    def __call__(self, input_tokens: Any, positions: Any, cache: Any, attention_mask: Any) -> Any:
+        """Logits and cache, as Tunix's, which looks at these names to see what a model takes."""
+        rope = functools.partial(llama3.apply_rope, rope_theta=self.config.rope_theta)
+        with _ONE, mock.patch.object(llama3, "apply_rope", rope):
+            return super().__call__(input_tokens, positions, cache, attention_mask)
+
+
+def model_of(target: Llama | Qwen, params: LlamaParams | QwenParams) -> Any:
+    """Tunix's Llama 3 or Qwen 3 with copies of a target's parameters.
+
+    Raises:
+        ValueError: for a target that they can't be, such as a Qwen 3 with another rotary base than 0.1.7 always uses.
+    """
+    family, kind, module = ("Llama3", Llama3, llama3) if isinstance(target, Llama) else ("Qwen3", qwen3.Qwen3, qwen3)
+    config = module.ModelConfig(**tunix_state.settings_of(family, target.config))
+    if family == "Qwen3" and config.rope_theta != THETA:
+        raise ValueError(f"rope_theta: got {config.rope_theta}, takes {THETA} for Tunix's Qwen 3")
+    model = kind(config, rngs=nnx.Rngs(0))
     state = nnx.state(model, nnx.Param)
-    old = nnx.to_pure_dict(state)
-    nnx.replace_by_pure_dict(state, jax.tree.map(lambda x, y: jnp.array(y.reshape(x.shape)), old, new))
+    nnx.replace_by_pure_dict(state, tunix_state.state_of(model, params, nnx.to_pure_dict(state)))
     nnx.update(model, state)
     return model

@@ -20,20 +20,17 @@ import numpy as np
 import optax
 from flax import nnx
 
-from spec_jax.models.qwen import QwenParams
-from spec_jax.models.qwen_config import QwenConfig
-
 from . import two_samples
+from .policy import Policy
 from .tasks import Task
-from .tunix_model import Letters, model_of
+from .tunix_model import Tokens, model_of
 
 SIDES = ("vanilla", "ours")
 Make = Callable[[], Any]
 
 
 def compare(
-    config: QwenConfig,
-    params: QwenParams,
+    policy: Policy,
     task: Task,
     batch: int,
     group: int,
@@ -42,18 +39,18 @@ def compare(
     rate: float,
     samples: int = 64,
 ) -> dict[str, Any]:
-    """Both in law from the parameters given, `samples` of each prompt of a batch; then both trained from there.
+    """Both in law from the policy's parameters, `samples` of each prompt of a batch; then both trained from there.
 
     Figures of the training are by step; `reward_difference` is the mean of ours less vanilla's over the steps, and half
     the width of its 95 % interval were the steps independent.
     """
     from spec_jax.rollout.tunix import SpecRollout
 
-    make = functools.partial(model_of, config, params)
-    ours = functools.partial(SpecRollout, key=0)
-    found: dict[str, Any] = {"law": law(make(), task, task.prompts[:batch], samples, max_new)}
+    make, tokens = functools.partial(model_of, policy.target, policy.params), Tokens(policy)
+    ours = functools.partial(SpecRollout, key=0, sizes=(batch * group,))
+    found: dict[str, Any] = {"law": law(make(), tokens, task, task.prompts[:batch], samples, max_new, ours)}
     for name, engine in zip(SIDES, ("vanilla", ours), strict=True):
-        found[name] = train(engine, make, task, batch, group, max_new, steps, rate)
+        found[name] = train(engine, make, tokens, task, batch, group, max_new, steps, rate)
     apart = np.subtract(*(found[name]["reward"] for name in reversed(SIDES)))
     width = 1.96 * float(apart.std(ddof=1)) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
     return found | {"reward_difference": {"mean": float(apart.mean()), "half_width": width}}
@@ -61,51 +58,52 @@ def compare(
 
 def law(
     actor: Any,
+    tokens: Tokens,
     task: Task,
     prompts: Sequence[str],
     samples: int,
     max_new: int,
+    ours: Any,
     temperature: float = 1.0,
     draws: int = 2000,
 ) -> dict[str, Any]:
     """Rewards, lengths, log-probs and texts of both rollouts of one actor, by `two_samples.compare`.
 
-    temperature: ours; the vanilla rollout's is 1 whatever it is.
+    ours: our engine, as `ClusterConfig` takes one; temperature: its, the vanilla rollout's is 1 whatever it is.
     """
     from tunix.rl.rollout import vanilla_rollout
 
-    from spec_jax.rollout.tunix import SpecRollout
-
     c = actor.config
-    room = rollout_config(prompts, max_new)
+    room = rollout_config(tokens, prompts, max_new)
     cache = vanilla_rollout.base_rollout.CacheConfig(room.kv_cache_size, c.num_layers, c.num_kv_heads, c.head_dim)
-    engines = (vanilla_rollout.VanillaRollout(actor, Letters(), cache), SpecRollout(actor, Letters(), key=1))
+    engines = (vanilla_rollout.VanillaRollout(actor, tokens, cache), ours(actor, tokens))
     repeated = [p for p in prompts for _ in range(samples)]
     places = [task.prompts.index(p) for p in repeated]
     shaped = lambda x: np.asarray(x, float).reshape(len(prompts), samples)  # noqa: E731
     figures, texts = [], []
     for engine, t in zip(engines, (1.0, temperature), strict=True):
-        out = engine.generate(repeated, rollout_config(prompts, max_new, t))
+        out = engine.generate(repeated, rollout_config(tokens, prompts, max_new, t))
         logs = [np.sum(x) for x in out.logprobs]
         rewards = [task.reward(i, text) for i, text in zip(places, out.text, strict=True)]
         lengths = [len(t) for t in out.tokens]
         figures.append({"reward": shaped(rewards), "length": shaped(lengths), "log_prob": shaped(logs)})
-        tokens = [tuple(np.asarray(t).tolist()) for t in out.tokens]
-        texts.append([tokens[i : i + samples] for i in range(0, len(tokens), samples)])
+        rows = [tuple(np.asarray(t).tolist()) for t in out.tokens]
+        texts.append([rows[i : i + samples] for i in range(0, len(rows), samples)])
     found = two_samples.compare(figures[0], figures[1], (texts[0], texts[1]), draws)
     return found | {"samples": samples, "prompts": len(prompts)}
 
 
-def rollout_config(prompts: Sequence[str], max_new: int, temperature: float = 1.0) -> Any:
+def rollout_config(tokens: Tokens, prompts: Sequence[str], max_new: int, temperature: float = 1.0) -> Any:
     """Tunix's settings of a rollout with log-probs."""
     from tunix.rl.rollout import base_rollout
 
-    width = 1 << (max(map(len, prompts)) - 1).bit_length()
+    width = -(-max(len(tokens.encode(p)) for p in prompts) // 8) * 8
     return base_rollout.RolloutConfig(
         max_tokens_to_generate=max_new,
         temperature=temperature,
         max_prompt_length=width,
         kv_cache_size=width + max_new,
+        eos_tokens=tokens.ends(),
         return_logprobs=True,
     )
 
@@ -113,6 +111,7 @@ def rollout_config(prompts: Sequence[str], max_new: int, temperature: float = 1.
 def train(
     engine: Any,
     make: Make,
+    tokens: Tokens,
     task: Task,
     batch: int,
     group: int,
@@ -145,10 +144,10 @@ def train(
         training_config=rl_cluster.RLTrainingConfig(
             actor_optimizer=optax.adam(rate), eval_every_n_steps=10**6, max_steps=steps * iterations
         ),
-        rollout_config=rollout_config(task.prompts, max_new),
+        rollout_config=rollout_config(tokens, task.prompts, max_new),
     )
     cluster = getattr(rl_cluster, "RLEngine", rl_cluster.RLCluster)(
-        actor=make(), tokenizer=Letters(), cluster_config=cluster_config
+        actor=make(), tokenizer=tokens, cluster_config=cluster_config
     )
     inner = cluster.rollout.generate
 
@@ -157,7 +156,7 @@ def train(
         out = inner(*args, **kwargs)
         found["seconds"].append(time.perf_counter() - begin)
         found["tokens"].append(float(sum(map(len, out.tokens))))
-        found["off_policy"].append(off_policy(cluster.actor_trainer.model, out, max_new))
+        found["off_policy"].append(off_policy(cluster.actor_trainer.model, tokens, out, max_new))
         return out
 
     cluster.rollout.generate = timed
@@ -171,19 +170,19 @@ def train(
     return found
 
 
-def off_policy(model: Any, out: Any, size: int) -> float:
+def off_policy(model: Any, tokens: Tokens, out: Any, size: int) -> float:
     """The greatest distance to one of a ratio of Tunix's own probability of a token to the rollout's.
 
     size: most tokens of a row. Rows in which the policy emitted the pad id are left out: Tunix takes it for padding.
     """
     from tunix.rl import common
 
-    pad, eos = Letters().pad_id(), Letters().eos_id()
-    tokens = np.full((len(out.tokens), size), pad)
-    for row, kept in zip(tokens, out.tokens, strict=True):
+    pad, eos = tokens.pad_id(), tokens.eos_id()
+    padded = np.full((len(out.tokens), size), pad)
+    for row, kept in zip(padded, out.tokens, strict=True):
         row[: len(kept)] = np.asarray(kept)
     graph, state = nnx.split(model)
-    given = (jnp.asarray(out.left_padded_prompt_tokens), jnp.asarray(tokens))
+    given = (jnp.asarray(out.left_padded_prompt_tokens), jnp.asarray(padded))
     own = np.asarray(common.compute_per_token_logps(graph, state, *given, pad, eos))
     pairs = zip(own, out.logprobs, out.tokens, strict=True)
     apart = [np.abs(np.expm1(a[: len(t)] - np.asarray(b))).max(initial=0.0) for a, b, t in pairs if pad not in t]

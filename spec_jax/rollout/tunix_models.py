@@ -25,6 +25,18 @@ from spec_jax.models.qwen_config import ATTENTION, QwenConfig
 
 FAMILIES = ("Llama3", "Qwen2", "Qwen3", "Gemma3")
 _LONGEST = 2**17
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embed_dim",
+    "intermediate_size": "hidden_dim",
+    "num_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "norm_eps",
+}
+"""Ours and Tunix's names of a config's sizes."""
+TIED = {"Llama3": "weight_tying", "Qwen2": "use_tied_embedding", "Qwen3": "use_tied_embedding"}
+"""By family, what says that the embedding is the head as well. (A Gemma's always is.)"""
 
 
 def target_for(model: Any, theta: float | None = None) -> Llama | Qwen:
@@ -42,14 +54,7 @@ def target_for(model: Any, theta: float | None = None) -> Llama | Qwen:
     if family == "Gemma3":
         return Qwen(_gemma(c))
     rope = RopeConfig(theta=float(c.rope_theta if theta is None else theta))
-    sizes: dict[str, Any] = {
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.embed_dim,
-        "intermediate_size": c.hidden_dim,
-        "num_heads": c.num_heads,
-        "num_kv_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "rms_norm_eps": float(c.norm_eps),
+    sizes: dict[str, Any] = {ours: getattr(c, theirs) for ours, theirs in SIZES.items()} | {
         "rope": rope,
         "max_position_embeddings": _LONGEST,
         "tie_word_embeddings": _tied(c),
@@ -58,8 +63,8 @@ def target_for(model: Any, theta: float | None = None) -> Llama | Qwen:
         if sparse := bool(getattr(c, "num_experts", None)):
             sizes |= {"num_experts": c.num_experts, "num_experts_per_tok": c.num_experts_per_tok}
             sizes |= {"moe_intermediate_size": sizes.pop("intermediate_size")}
-        layers = {"layer_types": (ATTENTION,) * c.num_layers, "sparse": (sparse,) * c.num_layers}
-        return Qwen(QwenConfig(**layers, **sizes))
+        kinds = {"layer_types": (ATTENTION,) * c.num_layers, "sparse": (sparse,) * c.num_layers}
+        return Qwen(QwenConfig(**kinds, **sizes))
     return Llama(LlamaConfig(num_layers=c.num_layers, attention_bias=family == "Qwen2", **sizes))
 
 
@@ -129,12 +134,12 @@ def params_of(
             return qwen.Layer(mixer_norm=norms[0], mixer=attention, mlp_norm=norms[1], mlp=mlp)
         return llama.Layer(attention_norm=norms[0], **maps, mlp_norm=norms[1], **dense)
 
-    layers = tuple(layer(state["layers"][i]) for i in sorted(state["layers"], key=int))
+    each = tuple(layer(state["layers"][i]) for i in sorted(state["layers"], key=int))
     head: Any = None if gemma or _tied(c) else linear(state["lm_head"])
     embedding: Any = RowEmbedding(table, jnp.dtype(dtype))
     kind = QwenParams if family in ("Qwen3", "Gemma3") else LlamaParams
     norm: Any = OnePlus(state["final_norm"]["scale"]) if gemma else state["final_norm"]["w"]
-    return kind(embedding=embedding, layers=layers, norm=norm, head=head)
+    return kind(embedding=embedding, layers=each, norm=norm, head=head)
 
 
 def _gemma(c: Any) -> QwenConfig:
@@ -166,4 +171,4 @@ def _gemma(c: Any) -> QwenConfig:
 
 
 def _tied(config: Any) -> bool:
-    return bool(getattr(config, "weight_tying", False) or getattr(config, "use_tied_embedding", False))
+    return any(getattr(config, name, False) for name in TIED.values())

@@ -24,8 +24,9 @@ def test_rewards_tell_right_from_wrong():
     assert sums.reward(0, ";".join([*first[:2], "7."])) == 0.5 and sums.reward(0, "") == 0.0
     assert sums.reward(0, f"0+0=0;{first[2]}") == 0.5
     chat = tasks.chat_sums(2, 0)
-    a, b = map(int, re.findall(r"\d+", chat.prompts[1]))
-    assert chat.reward(1, f"{a} and {b}: it is {a + b}.") == 1.0 and chat.reward(1, f"{a + b + 1}") == 0.0
+    a, b = map(int, re.findall(r"\d+", chat.prompts[1])[-2:])
+    answers = (f"It is\n{a + b}", f"{a + b + 1}\n", f"{a + b + 10}", f"{a + b}, I think", "-1", "")
+    np.testing.assert_allclose([chat.reward(1, x) for x in answers], [1.0, 0.47, 0.2, 0.0, 0.0, 0.0])
     code = tasks.parsing(3, 0)
     assert code.reward(0, "return name\n") == 1.0 and code.reward(0, "return )\n    x\n") == 0.0
     assert 0 < code.reward(0, "x = name\n    y = (\n") < 1
