@@ -32,7 +32,7 @@ import numpy as np  # noqa: E402
 from grpo import policy as policies  # noqa: E402
 from grpo import tasks, trainer  # noqa: E402
 
-from benches import output, schema  # noqa: E402
+from benches import intervals, output, schema  # noqa: E402
 from spec_jax.audit.replay import Replay, replay  # noqa: E402
 from spec_jax.control.throughput import Throughput  # noqa: E402
 from spec_jax.drafters.siblings import Siblings  # noqa: E402
@@ -180,6 +180,7 @@ class _Run:
             "replay": self.checked if self.plain is not None else None,
             "reward_apart": max(apart, default=None),
             "speedup": statistics.median(paired) if paired else None,
+            "whole_run": _whole(rows),
             "slowest_epoch": min(ratios) if ratios else None,
             "epochs": epochs,
             "toggle": [{"size": s, "gain": g} for s, g in zip(self.drafting.sizes, gains, strict=False)],
@@ -253,6 +254,15 @@ def _epoch(rows: list[logs.Row]) -> dict[str, Any]:
     }
 
 
+def _whole(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Plain seconds over seconds of all steps, and its interval over steps: an epoch of a few may be noise alone."""
+    timed = [(r["plain_seconds"], r["seconds"]) for r in rows if "plain_seconds" in r]
+    if not timed:
+        return None
+    plain, own = zip(*timed, strict=True)
+    return {"ratio": intervals.ratio(plain, own)[0], "ci95": intervals.interval(plain, own)}
+
+
 def _line(row: dict[str, float]) -> str:
     plain = f" (plain {row['plain_seconds']:.2f} s)" if "plain_seconds" in row else ""
     return (
@@ -276,6 +286,9 @@ def _summary(result: dict[str, Any]) -> str:
         times = f", {row['ratio']:.3f} times as fast as plain" if row["ratio"] is not None else ""
         drafting = f"drafting in {row['drafting']:.0%} of rounds"
         lines.append(f"epoch {row['epoch']}: {row['acceptance_length']:.2f} tokens a pass, {drafting}{times}")
+    if whole := result["whole_run"]:
+        low, high = whole["ci95"] or (whole["ratio"],) * 2
+        lines.append(f"all steps: {whole['ratio']:.3f} [{low:.3f}, {high:.3f}] times as fast as plain")
     for row in result["toggle"]:
         brought = f"a round with drafts brought {row['gain']:.2f} times a plain one's tokens for its time"
         lines.append(f"batches of {row['size']}: {brought if row['gain'] else 'drafts not tried yet'}")
