@@ -277,11 +277,10 @@ def _summary(result: dict[str, Any]) -> str:
     lines, apart, checked = [], result["reward_apart"], result["replay"]
     if apart is not None:
         same = "equal" if apart == 0 else f"up to {apart:.3g} apart"
-        lines.append(
-            f"reward curves with and without drafts: {same} over {len(result['steps'])} steps; rows of this call: "
-            f"{checked['equal_rows']} of {checked['rows']} equal, {checked['near_tie']} near ties, "
-            f"{checked['different']} different"
-        )
+        lines.append(f"reward curves with and without drafts: {same} over {len(result['steps'])} steps")
+    if checked is not None:
+        found = f"{checked['near_tie']} near ties, {checked['different']} different"
+        lines.append(f"rows of this call: {checked['equal_rows']} of {checked['rows']} equal, {found}")
     for row in result["epochs"]:
         times = f", {row['ratio']:.3f} times as fast as plain" if row["ratio"] is not None else ""
         drafting = f"drafting in {row['drafting']:.0%} of rounds"
