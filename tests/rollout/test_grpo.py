@@ -98,3 +98,5 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     for found in (whole, rest):
         assert found["replay"]["different"] == 0 and max(r["off_policy"] for r in found["steps"]) < 1e-4
         assert found["reward_apart"] == 0
+    alone = result(run("b", "--steps", "3", "--resume", "--always", "--no-compare"))
+    assert alone["replay"] is None and alone["reward_apart"] == 0 and alone["whole_run"]["ratio"] > 0
