@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.checks import check_follows
+from spec_jax.drafters.checks import check_follows, check_sizes
 from spec_jax.drafters.drafter import Committed, Context, Drafter
-from spec_jax.drafters.pair import Pair, check_nodes
+from spec_jax.drafters.pair import Pair
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.topology.compact import log_chance
 from spec_jax.topology.merge import merge_traced
@@ -54,7 +54,7 @@ class Combined(Pair):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_nodes(self.nodes)
+        check_sizes(self, nodes=2)
         for name, source in (("drafter", self.drafter), ("retrieval", self.retrieval)):
             check_follows(name, source)
         if self.enough is not None and self.enough <= 0:

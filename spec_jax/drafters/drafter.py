@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from spec_jax.models.target import Output
@@ -63,6 +64,11 @@ class Committed:
     tree: Tree | None = None
     own: Int[Array, "b m"] | None = None
 
+    def walked(self, nodes: int) -> Bool[Array, "b n"]:
+        """Which nodes of a tree of so many are on the committed path."""
+        inside = jnp.arange(self.path.shape[1]) < self.length[:, None]
+        return ((self.path[:, :, None] == jnp.arange(nodes)) & inside[:, :, None]).any(1)
+
 
 @runtime_checkable
 class Drafter(Protocol):
@@ -109,6 +115,22 @@ class Drafter(Protocol):
     def release(self, state: Any, rows: Int[Array, "r"], tokens: Int[Array, "r text"], length: Int[Array, "r"]) -> Any:
         """Rows emptied; their final texts may be kept for later drafts. Rows out of range are left out."""
         ...
+
+
+class Chain:
+    """The sizes of a drafter whose drafts are chains of up to k tokens."""
+
+    k: int
+
+    @property
+    def nodes(self) -> int:
+        """The anchor and k tokens."""
+        return self.k + 1
+
+    @property
+    def depth(self) -> int:
+        """k."""
+        return self.k
 
 
 class Stateless:

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Context
-from spec_jax.drafters.pair import Pair, check_nodes
+from spec_jax.drafters.pair import Pair
 from spec_jax.drafters.recycling import Recycling
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.tree import Draft
@@ -35,7 +36,7 @@ class Merged(Pair):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_nodes(self.nodes)
+        check_sizes(self, nodes=2)
 
     @abc.abstractmethod
     def join(self, table: Draft, match: Draft, following: Int[Array, "n k"], room: Int[Array, ""]) -> Draft:

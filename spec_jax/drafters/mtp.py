@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.head_tree import HeadTree
 from spec_jax.models import mtp, on_mesh, qwen
 from spec_jax.models.gated_attention import KeyValues
@@ -39,10 +40,7 @@ class Window:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, least in (("size", 1), ("sinks", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least {least}")
+        check_sizes(self, size=1, sinks=0)
 
 
 @dataclasses.dataclass(frozen=True)

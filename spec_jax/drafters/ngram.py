@@ -11,12 +11,13 @@ from jaxtyping import Array, Int
 
 from spec_jax import tree as trees
 from spec_jax.drafters import matches
-from spec_jax.drafters.drafter import Context, Stateless
+from spec_jax.drafters.checks import check_sizes
+from spec_jax.drafters.drafter import Chain, Context, Stateless
 from spec_jax.tree import Draft
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram(Stateless):
+class NGram(Chain, Stateless):
     """Drafts a chain of up to k tokens from the most recent earlier occurrence of the text's last n tokens.
 
     The longest n from n_max down to n_min that occurs at all decides. An occurrence that reaches the end of the text
@@ -29,22 +30,9 @@ class NGram(Stateless):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("k", "n_max", "n_min"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least 1")
+        check_sizes(self, k=1, n_max=1, n_min=1)
         if self.n_min > self.n_max:
             raise ValueError(f"n_min: got {self.n_min}, takes at most n_max, which is {self.n_max}")
-
-    @property
-    def nodes(self) -> int:
-        """The anchor and k tokens."""
-        return self.k + 1
-
-    @property
-    def depth(self) -> int:
-        """k."""
-        return self.k
 
     def propose(self, params: Any, state: tuple[()], context: Context) -> tuple[Draft, tuple[()]]:
         """The chain; empty where no n-gram matches."""

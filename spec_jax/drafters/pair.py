@@ -46,9 +46,3 @@ class Pair(abc.ABC):
     ) -> tuple[Any, ...]:
         """Rows emptied in both states."""
         return tuple(d.release(s, rows, tokens, length) for d, s in zip(self.sources, state, strict=True))
-
-
-def check_nodes(nodes: int) -> None:
-    """ValueError for a number of nodes that no joined draft can have."""
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 2:
-        raise ValueError(f"nodes: got {nodes!r}, takes an integer of at least 2")

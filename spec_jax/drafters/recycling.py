@@ -87,11 +87,9 @@ class Recycling:
         tree, found = committed.tree, committed.taps
         b, n = tree.tokens.shape
         k = found.shape[-1]
-        step = jnp.arange(committed.path.shape[1])
-        walked = (committed.path[:, :, None] == jnp.arange(n)) & (step < committed.length[:, None])[:, :, None]
         scored = (tree.valid & (committed.length > 0)[:, None]).reshape(-1)
         token = jnp.where(scored, tree.tokens.reshape(-1), self.vocab_size)
-        priority = _hash(found).reshape(-1) + walked.any(1).reshape(-1) * _ON_PATH
+        priority = _hash(found).reshape(-1) + committed.walked(n).reshape(-1) * _ON_PATH
         winner = jnp.full(self.vocab_size, -1, jnp.int32).at[token].max(priority, mode="drop")
         wins = winner.at[token].get(mode="fill", fill_value=-1) == priority
         slot = jnp.where(wins, token, self.vocab_size)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.drafter import Context, Stateless
+from spec_jax.drafters.drafter import Chain, Context, Stateless
 from spec_jax.tree import Draft, Tree
 
 
@@ -27,21 +27,11 @@ class Script:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scripted(Stateless):
+class Scripted(Chain, Stateless):
     """Drafts k tokens from a Script given as its parameters."""
 
     k: int
     vocab: int
-
-    @property
-    def nodes(self) -> int:
-        """The anchor and k tokens."""
-        return self.k + 1
-
-    @property
-    def depth(self) -> int:
-        """k."""
-        return self.k
 
     def propose(self, params: Script, state: tuple[()], context: Context) -> tuple[Draft, Any]:
         """The script's tokens behind each row's text, with its planted error."""

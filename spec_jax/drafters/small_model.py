@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.drafter import Committed, Context
+from spec_jax.drafters.drafter import Chain, Committed, Context
 from spec_jax.models.target import Output, Target
 from spec_jax.sampling import history, transform
 from spec_jax.topology.sampled import draw_key
@@ -24,28 +24,6 @@ class SmallModelState:
 
     model: Any
     staged: Any
-
-
-class Chain:
-    """The sizes of a drafter of chains of k tokens, which its model chooses."""
-
-    model: Any
-    k: int
-
-    @property
-    def nodes(self) -> int:
-        """The anchor and k tokens."""
-        return self.k + 1
-
-    @property
-    def depth(self) -> int:
-        """k."""
-        return self.k
-
-    @property
-    def vocab_size(self) -> int:
-        """The model's."""
-        return self.model.vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +72,11 @@ class SmallModel(Chain):
             raise ValueError(f"least: got {self.least!r}, takes a number in 0 .. 1")
         if self.sure not in ("peak", "entropy"):
             raise ValueError(f"sure: got {self.sure!r}, takes 'peak' or 'entropy'")
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's."""
+        return self.model.vocab_size
 
     def init(self, params: Any, batch: int, max_len: int) -> SmallModelState:
         """Empty rows."""

@@ -110,9 +110,8 @@ class Stand:
         before = jnp.take_along_axis(text, c.length[:, None] + jnp.arange(n)[::-1], axis=1)
         if c.tree is None:
             return StandState(state.table, before)
-        step, nodes = jnp.arange(c.path.shape[1]), jnp.arange(c.tree.tokens.shape[1])
-        walked = (c.path[:, :, None] == nodes) & (step < c.length[:, None])[:, :, None]
-        rank = jnp.where(c.tree.valid & (c.length > 0)[:, None], walked.any(1).astype(jnp.int32), -1)
+        walked = c.walked(c.tree.tokens.shape[1])
+        rank = jnp.where(c.tree.valid & (c.length > 0)[:, None], walked.astype(jnp.int32), -1)
         last = jax.vmap(_ends)(c.tree.tokens, c.tree.parent, state.before)
         flat = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
         last, laws, rank = jax.tree.map(flat, (last, c.taps, rank))

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from spec_jax.drafters.drafter import Committed, Context
-from spec_jax.drafters.small_model import Chain, SmallModel
+from spec_jax.drafters.drafter import Chain, Committed, Context
+from spec_jax.drafters.small_model import SmallModel
 from spec_jax.models import views
 from spec_jax.models.llama import Llama
 from spec_jax.models.target import Output
@@ -78,6 +78,11 @@ class Skipping(Chain):
         object.__setattr__(self, "model", dataclasses.replace(self.model, taps=()))
         _ = self.chain
         self.search.check(self.model.config.num_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's."""
+        return self.model.vocab_size
 
     @property
     def chain(self) -> SmallModel:
