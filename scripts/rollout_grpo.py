@@ -127,17 +127,23 @@ class _Run:
         return trainer.RunState(self.state.step, self.state.params, self.state.optimizer, self.drafting.state())
 
     def step(self) -> dict[str, float]:
-        """One rollout of both engines, rewards, one update."""
+        """One rollout of both engines (or several from one state, for their time), rewards, one update."""
         args, at = self.args, int(self.state.step)
         batches = -(-len(self.prompts) // args.batch)
         some = [(at % batches * args.batch + i) % len(self.prompts) for i in range(args.batch)]
         prompts = [self.prompts[i] for i in some]
         sides = [e for e in (self.drafting, self.plain) if e is not None]
-        found = {id(e): self._roll(e, prompts) for e in (sides if at % 2 else sides[::-1])}  # in turns the first
-        rollout, seconds = found[id(self.drafting)]
+        before = [e.state() for e in sides]
+        found: list[list[tuple[Rollout, float]]] = [[] for _ in sides]
+        for i in range(args.repeats):
+            for side in range(len(sides))[:: 1 if (at + i) % 2 else -1]:  # in turns the first
+                if i:
+                    sides[side].restore(before[side])
+                found[side].append(self._roll(sides[side], prompts))
+        rollout, seconds = found[0][-1][0], statistics.median(s for _, s in found[0])
         row: dict[str, float] = {"step": at + 1, "epoch": at // batches + 1}
         if self.plain is not None:
-            other, row["plain_seconds"] = found[id(self.plain)]
+            other, row["plain_seconds"] = found[1][-1][0], statistics.median(s for _, s in found[1])
             self._check(prompts, rollout, other)
             row["plain_reward"] = float(self._rewards(some, other).mean())
         rewards = self._rewards(some, rollout)
@@ -176,6 +182,7 @@ class _Run:
             "prompts": args.prompts,
             "group": args.group,
             "max_new_tokens": args.max_new,
+            "repeats": args.repeats,
             "steps": rows,
             "replay": self.checked if self.plain is not None else None,
             "reward_apart": max(apart, default=None),
@@ -348,6 +355,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--max-new", **whole, default=40, help="most tokens of a sample (%(default)s)")
     parser.add_argument("--nodes", **whole, default=8, help="nodes of a draft tree (%(default)s)")
     parser.add_argument(
+        "--repeats", **whole, default=1, help="times that each rollout is timed, in turns; seconds are the median (1)"
+    )
+    parser.add_argument(
         "--warm-up", **whole, default=300, help="steps of imitation, where a task is solved (%(default)s)"
     )
     parser.add_argument("--temperature", type=float, default=1.0, help="(%(default)s)")
@@ -363,7 +373,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--no-compare", dest="compare", action="store_false", help="leave out the plain rollouts")
     output.add_arguments(parser)
     args = parser.parse_args()
-    least = {"steps": 1, "prompts": 1, "batch": 1, "group": 2, "max_new": 1, "nodes": 2, "warm_up": 0, "samples": 2}
+    least = {"steps": 1, "prompts": 1, "batch": 1, "group": 2, "max_new": 1, "nodes": 2, "warm_up": 0, "samples": 2, "repeats": 1}
     for name, low in least.items():
         if getattr(args, name) < low:
             parser.error(f"--{name.replace('_', '-')}: got {getattr(args, name)}, takes a number from {low} on")

@@ -74,7 +74,7 @@ def test_two_samples_of_one_law_are_told_from_two_laws():
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_was(tmp_path):
-    """Three steps at once, and one and then two: the same rewards; both sides' tokens are the same.
+    """Three steps at once, and one and then two that are timed twice: the same rewards; both sides' tokens are the same.
 
     All rounds draft, which a run's settings say: it does not go on without.
     """
@@ -91,7 +91,7 @@ def test_a_run_goes_on_where_it_was(tmp_path):
     run("b", "--steps", "1", "--always")
     other = run("b", "--steps", "3", "--resume", check=False)
     assert other.returncode and "always" in other.stderr
-    rest = result(run("b", "--steps", "3", "--resume", "--always"))
+    rest = result(run("b", "--steps", "3", "--resume", "--always", "--repeats", "2"))
     assert all(r["drafting"] == 1.0 for r in whole["steps"]) and whole["toggle"] == []
     assert [r["reward"] for r in whole["steps"]] == [r["reward"] for r in rest["steps"]]
     assert [r["tokens"] for r in whole["steps"]] == [r["tokens"] for r in rest["steps"]]
