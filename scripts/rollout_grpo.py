@@ -373,8 +373,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--no-compare", dest="compare", action="store_false", help="leave out the plain rollouts")
     output.add_arguments(parser)
     args = parser.parse_args()
-    least = {"steps": 1, "prompts": 1, "batch": 1, "group": 2, "max_new": 1, "nodes": 2, "warm_up": 0, "samples": 2, "repeats": 1}
-    for name, low in least.items():
+    ones = dict.fromkeys(("steps", "prompts", "batch", "max_new", "repeats"), 1)
+    for name, low in {**ones, "group": 2, "nodes": 2, "samples": 2, "warm_up": 0}.items():
         if getattr(args, name) < low:
             parser.error(f"--{name.replace('_', '-')}: got {getattr(args, name)}, takes a number from {low} on")
     if args.quick:

@@ -74,7 +74,7 @@ def test_two_samples_of_one_law_are_told_from_two_laws():
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_was(tmp_path):
-    """Three steps at once, and one and then two that are timed twice: the same rewards; both sides' tokens are the same.
+    """Three steps at once, and one and then two that are timed twice: the same rewards, and both sides' tokens.
 
     All rounds draft, which a run's settings say: it does not go on without.
     """
