@@ -34,6 +34,7 @@ PUBLISHED = (
     Delta("dspark", "dflash", (0.163, 0.184), _LENGTH, _DSPARK),
     Delta("pctree", "dspark", (0.031, 0.295), "not said", "arXiv 2608.02123, abstract: Qwen3 targets"),
     Delta("treeflash", "ddtree", (0.12, 0.12), _LENGTH, "arXiv 2606.03819: Qwen3 targets"),
+    Delta("weaver", "dflash", (0.163, 0.247), _SPEED, "arXiv 2607.06763, abstracts of two revisions: Qwen3.6-27B"),
     Delta("eagle3_tree", "eagle3", (0.2, 0.4), _SPEED, "arXiv 2406.16858: EAGLE-2's tree over EAGLE-1's fixed one"),
 )
 
