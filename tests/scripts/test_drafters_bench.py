@@ -220,7 +220,8 @@ def test_the_table_and_the_plot_show_it(bench, measured, tmp_path, capsys):
     assert "mtp          left out: the target has no such head" in text
     assert "ddtree over dflash: published +12.5 to +12.9 % in acceptance length (arXiv 2607.08642" in text
     assert "here greedy +20.0 % [+10.0, +30.0] in length, +5.0 % in speed, sampled +20.0 % in length" in text
-    assert "domino over dflash: published +14.7 to +19.8 %" in text and text.count("here not measured") == 8
+    assert "domino over dflash: published +14.7 to +19.8 %" in text
+    assert text.count("here not measured") == len(drafters_published.PUBLISHED) - 1
     assert text.count("text equal") == 2 and " speculative_sampling " in text
     assert text.count("temperature 1 loses ") == 2 and "published block drafters lose 13 % at temperature 1" in text
     output = importlib.import_module("benches.output")
