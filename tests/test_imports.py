@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the bottom up. A part may import parts of lower layers, and of its own layer as long as these don't import it.
 LAYERS = [
-    {"tree", "sampling", "noise"},
+    {"tree", "sampling", "noise", "checks"},
     {"topology", "verify"},
     {"models"},
     {"drafters"},

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax import tree as trees
+from spec_jax.checks import check_sizes
 from spec_jax.control.budget import path_probability
 from spec_jax.tree import Draft
 from spec_jax.verify.verdict import Verdict
@@ -53,8 +54,7 @@ class Throughput:
             raise ValueError(f"prior: got {self.prior!r}, takes a number above 0")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay: got {self.decay!r}, takes a number in (0, 1]")
-        if not isinstance(self.bins, int) or self.bins < 1:
-            raise ValueError(f"bins: got {self.bins!r}, takes an integer of at least 1")
+        check_sizes(self, bins=1)
 
     def init(self, batch: int) -> Calibration:
         """Nothing seen."""

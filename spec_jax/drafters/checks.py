@@ -6,14 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def check_sizes(settings: Any, **least: int) -> None:
-    """ValueError, naming the field, for one of `settings` that is no integer or is less than it may be."""
-    for name, low in least.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ValueError(f"{name}: got {value!r}, takes an integer of at least {low}")
-
-
 def check_follows(name: str, drafter: Any) -> None:
     """ValueError, naming the field, for a drafter that takes every draft for its own: its `keeps_draft` is True."""
     if getattr(drafter, "keeps_draft", False):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.checks import check_follows, check_sizes
+from spec_jax.checks import check_sizes
+from spec_jax.drafters.checks import check_follows
 from spec_jax.drafters.drafter import Committed, Context, Drafter
 from spec_jax.drafters.pair import Pair
 from spec_jax.drafters.suffix import Suffix

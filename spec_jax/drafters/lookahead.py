@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax import noise
+from spec_jax.checks import check_sizes
 from spec_jax.drafters import ngram_ring
-from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.drafters.laws import Laws, likeliest
 from spec_jax.drafters.ngram_ring import NGrams

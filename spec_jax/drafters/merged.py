@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.checks import check_sizes
+from spec_jax.checks import check_sizes
 from spec_jax.drafters.drafter import Context
 from spec_jax.drafters.pair import Pair
 from spec_jax.drafters.recycling import Recycling

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.drafters.checks import check_sizes
+from spec_jax.checks import check_sizes
 from spec_jax.drafters.head_tree import HeadTree
 from spec_jax.models import mtp, on_mesh, qwen
 from spec_jax.models.gated_attention import KeyValues

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from spec_jax import tree as trees
+from spec_jax.checks import check_sizes
 from spec_jax.drafters import matches
-from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Chain, Context, Stateless
 from spec_jax.tree import Draft
 

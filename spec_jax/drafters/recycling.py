@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from spec_jax.drafters.checks import check_rates, check_sizes
+from spec_jax.checks import check_sizes
+from spec_jax.drafters.checks import check_rates
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
 from spec_jax.sampling.reduce import top_tokens

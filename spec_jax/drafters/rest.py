@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
+from spec_jax.checks import check_sizes
 from spec_jax.drafters import matches, trie
-from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Context, Stateless
 from spec_jax.tree import Draft
 

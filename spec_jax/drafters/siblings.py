@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int, UInt32
 
+from spec_jax.checks import check_sizes
 from spec_jax.drafters import matches, trie
-from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft

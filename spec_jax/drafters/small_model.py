@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from spec_jax.checks import check_sizes
 from spec_jax.drafters.drafter import Chain, Committed, Context
 from spec_jax.models.target import Output, Target
 from spec_jax.sampling import history, transform
@@ -64,8 +65,7 @@ class SmallModel(Chain):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"k: got {self.k!r}, takes an integer of at least 1")
+        check_sizes(self, k=1)
         if self.mode not in ("coupled", "sampled"):
             raise ValueError(f"mode: got {self.mode!r}, takes 'coupled' or 'sampled'")
         if not 0 <= self.least <= 1:

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from spec_jax import noise
+from spec_jax.checks import check_sizes
 from spec_jax.drafters import law_table
-from spec_jax.drafters.checks import check_rates, check_sizes
+from spec_jax.drafters.checks import check_rates
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.drafters.law_table import LawTable
 from spec_jax.drafters.laws import Laws, likeliest

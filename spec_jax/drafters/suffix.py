@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from spec_jax.checks import check_sizes
 from spec_jax.drafters import matches, trie
-from spec_jax.drafters.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft

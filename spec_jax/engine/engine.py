@@ -9,6 +9,7 @@ from typing import Any
 import flax.struct
 from jaxtyping import Array, Float
 
+from spec_jax.checks import check_sizes
 from spec_jax.control.budget import Always, BudgetController
 from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.none import NoDrafter
@@ -53,10 +54,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         """Check that the pieces fit together."""
-        for name in ("max_len", "prefill_chunk", "max_eos", "max_stops", "max_stop_length", "max_bias"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least 1")
+        check_sizes(self, max_len=1, prefill_chunk=1, max_eos=1, max_stops=1, max_stop_length=1, max_bias=1)
         nodes, vocab = self.drafter.nodes, self.drafter.vocab_size
         if not self.widths:
             object.__setattr__(self, "widths", (nodes,))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.checks import check_sizes
 from spec_jax.control.cost import CostModel
 
 _STEADY, _MOST, _HELD_UP = 2, 16.0, 8.0
@@ -113,9 +114,7 @@ class Toggle:
         """Check the settings."""
         if not self.margin > 0:
             raise ValueError(f"margin: got {self.margin!r}, takes a number above 0")
-        for name in ("probe", "every"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, takes an integer of at least 1")
+        check_sizes(self, probe=1, every=1)
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay: got {self.decay!r}, takes a number in [0, 1)")
         if not 0 < self.loss <= 1:

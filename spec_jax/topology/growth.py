@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.checks import check_sizes
 from spec_jax.topology.expander import Expander
 from spec_jax.topology.pool import Pool, best, order
 from spec_jax.tree import Draft
@@ -52,10 +53,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, least in {"nodes": 1, "depth": 1, "width": 1, "children": 1, "candidates": self.children}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}: got {value!r}, takes an integer of at least {least}")
+        check_sizes(self, nodes=1, depth=1, width=1, children=1, candidates=self.children)
         if self.ranking not in ("point", "coupled"):
             raise ValueError(f"ranking: got {self.ranking!r}, takes 'point' or 'coupled'")
         if not self.delta >= 0:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.drafters.checks import check_sizes
+from spec_jax.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.drafters.skipping.drafter import check_skips, spread
 from spec_jax.models import layers

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from spec_jax.drafters.checks import check_sizes
+from spec_jax.checks import check_sizes
 from spec_jax.drafters.drafter import Committed, Context
 from spec_jax.drafters.skipping.drafter import check_skips, spread
 from spec_jax.models import views
