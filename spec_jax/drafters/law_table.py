@@ -6,10 +6,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from spec_jax.drafters.laws import Laws
 from spec_jax.drafters.matches import NO_TOKEN
+from spec_jax.drafters.writers import hashed, winners
 
 
 @flax.struct.dataclass
@@ -65,8 +66,9 @@ def renew(table: LawTable, last: Int[Array, "m n"], laws: Laws, rank: Int[Array,
     at, mark = (x.reshape(-1) for x in jax.vmap(lambda x: places(x, entries))(last))
     laws, rank = jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), (laws, rank))
     slot = jnp.where((mark > 0) & (rank >= 0), at, entries)
-    for order in (rank, _hash(mark, laws), jnp.arange(slot.shape[0], dtype=jnp.int32)):
-        slot = jnp.where(_greatest(order, slot, entries), slot, entries)
+    bits = lax.bitcast_convert_type(laws.log_probs, jnp.uint32)
+    code = hashed(jnp.concatenate([mark[:, None], laws.ids.astype(jnp.uint32), bits], axis=1))
+    slot = winners(slot, entries, rank, code, jnp.arange(slot.shape[0], dtype=jnp.int32))
 
     seen = jnp.where(table.mark[at] == mark, table.seen[at], 0)
     share = jnp.log1p(seen)[:, None]
@@ -74,22 +76,6 @@ def renew(table: LawTable, last: Int[Array, "m n"], laws: Laws, rank: Int[Array,
     mean = jax.vmap(_sum)(old, Laws(laws.ids, laws.log_probs - share))
     new = LawTable(mark, mean, jnp.minimum(seen + 1, most - 1))
     return jax.tree.map(lambda to, x: to.at[slot].set(x, mode="drop"), table, new)
-
-
-def _greatest(order: Int[Array, "m"], slot: Int[Array, "m"], entries: int) -> Bool[Array, "m"]:
-    """Which of those for a slot have the greatest number there; numbers are at least 0."""
-    top = jnp.full(entries, -1, jnp.int32).at[slot].max(order, mode="drop")
-    return top.at[slot].get(mode="fill", fill_value=-2) == order
-
-
-def _hash(mark: UInt32[Array, "m"], laws: Laws) -> Int[Array, "m"]:
-    """A number in [0, 2^30) of an n-gram's law (FNV-1a over whole words)."""
-    bits = lax.bitcast_convert_type(laws.log_probs, jnp.uint32)
-    words = jnp.concatenate([mark[:, None], laws.ids.astype(jnp.uint32), bits], axis=1)
-    code = jnp.full(mark.shape, 2166136261, jnp.uint32)
-    for i in range(words.shape[1]):
-        code = (code ^ words[:, i]) * jnp.uint32(16777619)
-    return (code >> 2).astype(jnp.int32)
 
 
 def _sum(one: Laws, other: Laws) -> Laws:

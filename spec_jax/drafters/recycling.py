@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 from spec_jax.checks import check_sizes
 from spec_jax.drafters.checks import check_rates
 from spec_jax.drafters.drafter import Committed, Context
+from spec_jax.drafters.writers import hashed, winners
 from spec_jax.models.target import Output
 from spec_jax.sampling.reduce import top_tokens
 from spec_jax.topology.static import Template, likeliest
@@ -90,10 +91,8 @@ class Recycling:
         k = found.shape[-1]
         scored = (tree.valid & (committed.length > 0)[:, None]).reshape(-1)
         token = jnp.where(scored, tree.tokens.reshape(-1), self.vocab_size)
-        priority = _hash(found).reshape(-1) + committed.walked(n).reshape(-1) * _ON_PATH
-        winner = jnp.full(self.vocab_size, -1, jnp.int32).at[token].max(priority, mode="drop")
-        wins = winner.at[token].get(mode="fill", fill_value=-1) == priority
-        slot = jnp.where(wins, token, self.vocab_size)
+        priority = hashed(found).reshape(-1) + committed.walked(n).reshape(-1) * _ON_PATH
+        slot = winners(token, self.vocab_size, priority)
         return Adjacency(state.successors.at[slot].set(found.reshape(b * n, k), mode="drop"))
 
     def propose(self, params: Any, state: Adjacency, context: Context) -> tuple[Draft, Adjacency]:
@@ -123,11 +122,3 @@ class Recycling:
     def release(self, state: Adjacency, rows: Int[Array, "r"], tokens: Array, length: Array) -> Adjacency:
         """The table stays."""
         return state
-
-
-def _hash(tokens: Int[Array, "*b k"]) -> Int[Array, "*b"]:
-    """A number in [0, 2^30) of each row of tokens (FNV-1a over whole tokens)."""
-    code = jnp.full(tokens.shape[:-1], 2166136261, jnp.uint32)
-    for i in range(tokens.shape[-1]):
-        code = (code ^ tokens[..., i].astype(jnp.uint32)) * jnp.uint32(16777619)
-    return (code >> 2).astype(jnp.int32)
