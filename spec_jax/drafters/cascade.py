@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from spec_jax.drafters.checks import check_follows
-from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.drafters.drafter import Committed, Context, Drafter, memory_of
 from spec_jax.models.config import is_size, require
 from spec_jax.models.target import Output, Target
 from spec_jax.sampling import history
@@ -85,6 +85,16 @@ class Cascade:
         room = max(self.block, self.nodes, self.k + self.inner.nodes)
         model = self.model.init_state(params, batch, max_len + room)
         return CascadeState(self.model.materialize(model), self.inner.init(None, batch, max_len))
+
+    @property
+    def memory(self) -> int:
+        """The inner drafter's."""
+        return memory_of(self.inner)
+
+    def recall(self, state: CascadeState, memory: Int[Array, "b m"]) -> CascadeState:
+        """What is remembered of each row's prompt, told to the inner drafter."""
+        inner: Any = self.inner
+        return dataclasses.replace(state, inner=inner.recall(state.inner, memory))
 
     def tap(self, output: Output) -> Any:
         """What the inner drafter keeps."""

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from spec_jax import tree as trees
 from spec_jax.drafters.checks import check_follows
 from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.drafters.several import Several, States
 from spec_jax.drafters.small_model import SmallModel
-from spec_jax.models.target import Output
 from spec_jax.tree import Draft, Tree
 
 
@@ -42,17 +42,16 @@ class Policy(Protocol):
 
 
 @flax.struct.dataclass
-class ChosenState:
+class ChosenState(States):
     """The drafters' states, the policy's, the drafter of this round, and all drafts of it if all are scored."""
 
-    states: tuple[Any, ...]
     policy: Any
     arm: Int[Array, ""]
     drafts: tuple[Tree, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class Chosen(Several):
     """Drafts with one of several drafters a round, which `policy` chooses from earlier verdicts; verify with `match`.
 
     BanditSpec (arXiv 2505.15141) with a bandit, which runs the chosen drafter alone; Not-a-Bandit (arXiv 2510.20064)
@@ -94,6 +93,11 @@ class Chosen:
             raise ValueError(f"drafters: got ones for {sizes} token ids, takes ones for the same number")
 
     @property
+    def members(self) -> tuple[Drafter, ...]:
+        """The drafters."""
+        return self.drafters
+
+    @property
     def nodes(self) -> int:
         """That of each."""
         return self.drafters[0].nodes
@@ -114,10 +118,6 @@ class Chosen:
         zeros = jnp.zeros((batch, self.nodes), jnp.int32)
         drafts = (Tree(zeros, zeros, zeros > 0),) * (len(states) if self.policy.full else 0)
         return ChosenState(states, self.policy.init(len(states)), jnp.int32(0), drafts)
-
-    def tap(self, output: Output) -> tuple[Any, ...]:
-        """What each of them keeps."""
-        return tuple(d.tap(output) for d in self.drafters)
 
     def observe(self, params: Any, state: ChosenState, committed: Committed) -> ChosenState:
         """All states after a block was committed, and what a verdict teaches the policy."""
@@ -173,18 +173,6 @@ class Chosen:
         draft = jax.tree.map(lambda *x: jnp.stack(x)[arm], *(d for d, _ in drafts))
         states = tuple(s[i] for i, (_, s) in enumerate(drafts))
         return draft, ChosenState(states, policy, arm, tuple(d.tree for d, _ in drafts))
-
-    def insert(self, state: ChosenState, rows: Int[Array, "r"], other: ChosenState) -> ChosenState:
-        """Rows replaced in all states; what the policy learned stays that of the batch."""
-        each = zip(self.drafters, state.states, other.states, strict=True)
-        return dataclasses.replace(state, states=tuple(d.insert(s, rows, o) for d, s, o in each))
-
-    def release(
-        self, state: ChosenState, rows: Int[Array, "r"], tokens: Int[Array, "r text"], length: Int[Array, "r"]
-    ) -> ChosenState:
-        """Rows emptied in all states."""
-        each = zip(self.drafters, state.states, strict=True)
-        return dataclasses.replace(state, states=tuple(d.release(s, rows, tokens, length) for d, s in each))
 
     def _with(self, params: Any) -> list[tuple[Drafter, Any]]:
         """Each drafter and its parameters."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,15 +15,22 @@ from jaxtyping import Array, Int
 from spec_jax.checks import check_sizes
 from spec_jax.drafters.checks import check_follows
 from spec_jax.drafters.drafter import Committed, Context, Drafter
-from spec_jax.drafters.pair import Pair
+from spec_jax.drafters.several import Joined, States
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.topology.compact import log_chance
 from spec_jax.topology.merge import merge_traced
 from spec_jax.tree import Draft, alone
 
 
+@flax.struct.dataclass
+class CombinedState(States):
+    """Both drafters' states, and the index of each node in the drafter's own draft (-1: retrieved)."""
+
+    own: Int[Array, "b n"]
+
+
 @dataclasses.dataclass(frozen=True)
-class Combined(Pair):
+class Combined(Joined):
     """The tree of a drafter's paths and of retrieved continuations, likeliest nodes first; verify it with `match`.
 
     The fusion is RASD's (arXiv 2503.03434); with `keep` it is Graft's (arXiv 2605.20104), the drafter's tree being
@@ -64,7 +72,7 @@ class Combined(Pair):
             raise ValueError(f"nodes: got {self.nodes}, takes at least the drafter's {self.drafter.nodes}, which stay")
 
     @property
-    def sources(self) -> tuple[Drafter, Drafter]:
+    def members(self) -> tuple[Drafter, Drafter]:
         """Both drafters."""
         return self.drafter, self.retrieval
 
@@ -78,42 +86,33 @@ class Combined(Pair):
         """The drafter's."""
         return self.drafter.vocab_size
 
-    def init(self, params: Any, batch: int, max_len: int) -> tuple[Any, ...]:
-        """Both states, empty, and the index of each node in the drafter's own draft (-1: retrieved)."""
-        return *super().init(params, batch, max_len), jnp.full((batch, self.nodes), -1, jnp.int32)
+    def init(self, params: Any, batch: int, max_len: int) -> CombinedState:
+        """Both states, empty."""
+        states = super().init(params, batch, max_len).states
+        return CombinedState(states, jnp.full((batch, self.nodes), -1, jnp.int32))
 
-    def observe(self, params: Any, state: tuple[Any, ...], committed: Committed) -> tuple[Any, ...]:
+    def observe(self, params: Any, state: CombinedState, committed: Committed) -> CombinedState:
         """Both states after a block was committed."""
-        *states, own = state
         if committed.tree is not None:
             path = jnp.clip(committed.path, 0, self.nodes - 1)
-            committed = dataclasses.replace(committed, own=jnp.take_along_axis(own, path, axis=1))
-        return *super().observe(params, tuple(states), committed), own
+            committed = dataclasses.replace(committed, own=jnp.take_along_axis(state.own, path, axis=1))
+        return super().observe(params, state, committed)
 
-    def propose(self, params: Any, state: tuple[Any, ...], context: Context) -> tuple[Draft, tuple[Any, ...]]:
+    def propose(self, params: Any, state: CombinedState, context: Context) -> tuple[Draft, CombinedState]:
         """The joined drafts. Raises ValueError for drawn ones: a tree chosen among them has not their law."""
-        second, two = self.retrieval.propose(params, state[1], context)
-        draw = functools.partial(self.drafter.propose, params, state[0], context)
+        mine, its = state.states
+        second, two = self.retrieval.propose(params, its, context)
+        draw = functools.partial(self.drafter.propose, params, mine, context)
         if self.enough is None:
             first, one = draw()
         else:
             like = jax.eval_shape(draw)[0]
             expected = jnp.exp(jax.vmap(log_chance)(second))[:, 1:].sum(axis=1)
             found = jnp.all(~context.active | (expected >= self.enough))
-            first, one = lax.cond(found, lambda: (alone(like, context.anchor), state[0]), draw)
+            first, one = lax.cond(found, lambda: (alone(like, context.anchor), mine), draw)
         for name, draft in (("drafter", first), ("retrieval", second)):
             if draft.law is not None:
                 raise ValueError(f"{name}: got one whose drafts are {draft.proposal}, takes point or coupled ones")
         join = jax.vmap(lambda a, b: merge_traced(a, b, self.nodes, self.keep))
         draft, own = join(first, second)
-        return draft, (one, two, own)
-
-    def insert(self, state: tuple[Any, ...], rows: Int[Array, "r"], other: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Rows replaced in both states."""
-        return *super().insert(state[:2], rows, other[:2]), state[2]
-
-    def release(
-        self, state: tuple[Any, ...], rows: Int[Array, "r"], tokens: Int[Array, "r text"], length: Int[Array, "r"]
-    ) -> tuple[Any, ...]:
-        """Rows emptied in both states."""
-        return *super().release(state[:2], rows, tokens, length), state[2]
+        return draft, CombinedState((one, two), own)

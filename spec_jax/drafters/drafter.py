@@ -75,6 +75,8 @@ class Drafter(Protocol):
     """A proposer of draft trees; batch-native. Static and hashable; parameters and state are explicit pytrees.
 
     One whose `observe` takes every verdict for one on its own draft says so by an attribute `keeps_draft` that is True.
+    One that drafts from earlier outputs of a row's prompt says how many tokens of them by an attribute `memory`, and a
+    method recall(state, memory [B, m]) gives it the rows' (`rollout.memory`); a drafter made of others asks them.
     """
 
     @property
@@ -115,6 +117,11 @@ class Drafter(Protocol):
     def release(self, state: Any, rows: Int[Array, "r"], tokens: Int[Array, "r text"], length: Int[Array, "r"]) -> Any:
         """Rows emptied; their final texts may be kept for later drafts. Rows out of range are left out."""
         ...
+
+
+def memory_of(drafter: Any) -> int:
+    """How many tokens of earlier outputs of its prompt a drafter wants for each row; 0 if it has no `recall`."""
+    return getattr(drafter, "memory", 0) if hasattr(drafter, "recall") else 0
 
 
 class Chain:

@@ -12,14 +12,14 @@ from jaxtyping import Array, Int
 
 from spec_jax.checks import check_sizes
 from spec_jax.drafters.drafter import Context
-from spec_jax.drafters.pair import Pair
 from spec_jax.drafters.recycling import Recycling
+from spec_jax.drafters.several import Joined, States
 from spec_jax.drafters.suffix import Suffix
 from spec_jax.tree import Draft
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged(Pair):
+class Merged(Joined):
     """A Token Recycling drafter and a Suffix drafter; subclasses say how their drafts become one.
 
     Neither looks at node indices of its own draft after the verdict, which is why their drafts can be mixed.
@@ -43,7 +43,7 @@ class Merged(Pair):
         """One row's draft from both; following are the successors of match's nodes, room the tokens still to come."""
 
     @property
-    def sources(self) -> tuple[Recycling, Suffix]:
+    def members(self) -> tuple[Recycling, Suffix]:
         """Both drafters."""
         return self.recycling, self.suffix
 
@@ -57,10 +57,10 @@ class Merged(Pair):
         """The table's."""
         return self.recycling.vocab_size
 
-    def propose(self, params: Any, state: tuple[Any, ...], context: Context) -> tuple[Draft, tuple[Any, ...]]:
+    def propose(self, params: Any, state: States, context: Context) -> tuple[Draft, States]:
         """The joined drafts."""
-        table, one = self.recycling.propose(params, state[0], context)
-        match, two = self.suffix.propose(params, state[1], context)
+        table, one = self.recycling.propose(params, state.states[0], context)
+        match, two = self.suffix.propose(params, state.states[1], context)
         following = jnp.where(match.tree.valid[..., None], one.successors[match.tree.tokens], -1)
         room = jnp.where(context.active, context.room, 0)
-        return jax.vmap(self.join)(table, match, following, room), (one, two)
+        return jax.vmap(self.join)(table, match, following, room), States((one, two))

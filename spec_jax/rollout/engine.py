@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from spec_jax import noise
+from spec_jax.drafters.drafter import memory_of
 from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request
@@ -39,7 +40,7 @@ class RolloutEngine:
 
     The text of a row depends on the policy, the settings and the row's key alone: key, call and row number give it, so
     that a rollout with another drafter, other sizes, orders or toggles has the same tokens. What drafting learns lives
-    on between calls and policies: earlier outputs by prompt (for drafters with `recall`, such as `Siblings`), the
+    on between calls and policies: earlier outputs by prompt (for `Siblings`, alone or within another drafter), the
     stores and tables that a drafter's rows share, and the controller's calibration.
     """
 
@@ -97,7 +98,7 @@ class RolloutEngine:
             raise ValueError(f"order: got {order!r}, takes 'longest_first' or 'given'")
         if derive is not None and drafter_params is not None:
             raise ValueError("drafter_params: got some with derive, takes one of both")
-        size = getattr(engine.drafter, "memory", 0) if hasattr(engine.drafter, "recall") else 0
+        size = memory_of(engine.drafter)
         engine = recording(engine, convention)
         self.engine = engine if toggle is None else _gated(engine)
         self._column = "log_probs" if convention == "law" else "raw_log_probs"

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.control.budget import Around
-from spec_jax.drafters.drafter import Committed, Context, Drafter
+from spec_jax.drafters.drafter import Committed, Context, Drafter, memory_of
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft, alone
 from spec_jax.verify.verdict import Verdict
@@ -81,17 +81,27 @@ class Gated:
         inner = self.drafter.init(params.inner, batch, max_len)
         return GatedState(inner, jnp.zeros(batch, jnp.int32), jnp.bool_(True))
 
+    @property
+    def memory(self) -> int:
+        """The drafter's."""
+        return memory_of(self.drafter)
+
     def recall(self, state: GatedState, memory: Int[Array, "b m"]) -> GatedState:
-        """See `Siblings.recall`."""
+        """What is remembered of each row's prompt, told to the drafter."""
         return dataclasses.replace(state, inner=self.drafter.recall(state.inner, memory))  # type: ignore[attr-defined]
 
-    def tap(self, output: Output) -> None:
-        """Nothing. Raises ValueError for a drafter that wants some of the target's outputs."""
-        if jax.tree.leaves(self.drafter.tap(output)):
+    def tap(self, output: Output) -> Any:
+        """The drafter's, in which there is no array.
+
+        Raises ValueError for a drafter that wants some of the target's outputs.
+        """
+        taps = self.drafter.tap(output)
+        if jax.tree.leaves(taps):
             raise ValueError(
                 f"drafter: got {type(self.drafter).__name__}, which reads the target's outputs; "
                 "Gated takes one that follows the text alone"
             )
+        return taps
 
     def observe(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
         """Prefill chunks unless it is off for any number of rows, verdicts on its own drafts only."""

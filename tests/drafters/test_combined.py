@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spec_jax.drafters.block.drafter import BlockDrafter
 from spec_jax.drafters.block.shape import BestFirst
-from spec_jax.drafters.combined import Combined
+from spec_jax.drafters.combined import Combined, CombinedState
 from spec_jax.drafters.depth_tree import Choices
 from spec_jax.drafters.drafter import Committed, Drafter, Stateless
 from spec_jax.drafters.growing import on_path
@@ -39,11 +39,17 @@ def proposer(drafter):
     return jax.jit(lambda c: drafter.propose(None, drafter.init(None, 2, kit.SIZE), c))
 
 
+def owned(drafter, c):
+    """The draft, and whose node is whose."""
+    draft, state = jax.device_get(proposer(drafter)(c))
+    return draft, state.own
+
+
 @given(TEXTS, st.sampled_from([2, 24]), st.booleans())
 def test_a_joined_draft_is_a_tree_of_both_and_knows_whose_nodes_are_whose(texts, room, keep):
     d, c = Combined(LOOKUP, MATCH, 7, keep), kit.context(texts, room=room)
-    draft, (_, _, own) = jax.device_get(proposer(d)(c))
-    first, second = (proposer(source)(c)[0] for source in d.sources)
+    draft, own = owned(d, c)
+    first, second = (proposer(source)(c)[0] for source in d.members)
     assert draft.proposal == "point" and draft.tree.tokens.shape == (2, 7)
     for row in range(2):
         known, theirs = kit.paths(draft, row), [path for path, _ in kit.paths(first, row)]
@@ -59,8 +65,8 @@ def test_a_joined_draft_is_a_tree_of_both_and_knows_whose_nodes_are_whose(texts,
 @given(TEXTS, st.sampled_from([0.53, 1.9]))
 def test_the_drafter_is_left_out_where_retrieval_found_enough_in_every_row(texts, enough):
     c = kit.context(texts)
-    draft, (_, _, own) = jax.device_get(proposer(Combined(LOOKUP, MATCH, 7, False, enough))(c))
-    always, (_, _, whose) = jax.device_get(proposer(Combined(LOOKUP, MATCH, 7))(c))
+    draft, own = owned(Combined(LOOKUP, MATCH, 7, False, enough), c)
+    always, whose = owned(Combined(LOOKUP, MATCH, 7), c)
     found = jax.device_get(proposer(MATCH)(c)[0])
     if all(sum(kit.chances(found, row)) >= enough for row in range(2)):
         assert (own[:, 0] == 0).all() and (own[:, 1:] == -1).all()
@@ -96,11 +102,12 @@ def test_each_source_is_told_of_its_own_taps_and_nodes():
     d = Combined(Listener(LOOKUP), MATCH, 7)
     whole = lambda *x: jnp.asarray([x], jnp.int32)  # noqa: E731
     told = Committed(whole(1, 2, 3, 4, 5), *whole(9, 5, 3)[0][:, None], whole(*range(5)), "prefill")
-    first, _, _ = d.observe(None, ((), MATCH.init(None, 1, 8), whole(0, 2, -1, 1, -1, -1, -1)), told)
+    state = CombinedState(((), MATCH.init(None, 1, 8)), whole(0, 2, -1, 1, -1, -1, -1))
+    first = d.observe(None, state, told).states[0]
     assert first.taps == "prefill" and first.own is None
     tree = Tree(whole(*range(7)), whole(-1, *range(6)), jnp.ones((1, 7), bool))
     told = dataclasses.replace(told, taps=("mine", "its"), tree=tree, path=whole(0, 3, 1, 2, 9))
-    first, _, _ = d.observe(None, ((), MATCH.init(None, 1, 8), whole(0, 2, -1, 1, -1, -1, -1)), told)
+    first = d.observe(None, state, told).states[0]
     assert first.taps == "mine" and first.own.tolist() == [[0, 1, 2, -1, -1]]
     assert on_path(whole(7, 8, 9), first).tolist() == [[7, 8, 9, -1, -1]]
     assert on_path(whole(7, 8, 9), dataclasses.replace(first, own=None)).tolist() == [[7, -1, 8, 9, -1]]
@@ -133,7 +140,7 @@ def test_text_is_plain_decodings_and_the_drafter_learns(name, keep, enough):
     after = toy.go_on(engine, params, start, 2**30)
     np.testing.assert_array_equal(after.rows.tokens, plain())
     assert int(after.rows.counters.accepted.sum()) > 0
-    before, learned = start.drafter[0].fit, after.drafter[0].fit
+    before, learned = start.drafter.states[0].fit, after.drafter.states[0].fit
     assert any(not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before, learned)), strict=True))
 
 
@@ -143,8 +150,8 @@ def test_rows_are_replaced_and_emptied_in_both_sources():
     c = kit.context([[1, 2, 3, 4]] * 2, prompt_length=2)
     _, two = jax.jit(lambda state: d.propose(None, state, c))(two)
     two = d.insert(jax.jit(d.release)(two, jnp.array([0]), c.tokens[:1], c.length[:1]), jnp.array([1]), one)
-    assert [np.asarray(state.store)[:3].tolist() for state in two[:2]] == [[3, 4, -1]] * 2
-    assert all(state.begin[1] == fresh.begin[0] for state, fresh in zip(two[:2], one[:2], strict=True))
+    assert [np.asarray(state.store)[:3].tolist() for state in two.states] == [[3, 4, -1]] * 2
+    assert all(state.begin[1] == fresh.begin[0] for state, fresh in zip(two.states, one.states, strict=True))
 
 
 AUDIT = AuditTarget(8)

@@ -13,6 +13,7 @@ from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.goose import Goose
 from spec_jax.drafters.grafted import Grafted
 from spec_jax.drafters.recycling import Adjacency, Recycling
+from spec_jax.drafters.several import States
 from spec_jax.drafters.suffix import Suffix
 from tests.drafters import kit
 
@@ -28,9 +29,9 @@ def proposer(drafter):
 
 
 def state_of(drafter, seed, known=True):
-    table, match = drafter.init(None, 2, kit.SIZE)
+    match = drafter.init(None, 2, kit.SIZE).states[1]
     rows = np.random.default_rng(seed).permuted(np.tile(np.arange(kit.WORDS), (kit.WORDS, 1)), axis=1)[:, :3]
-    return Adjacency(jnp.asarray(rows if known else np.full_like(rows, -1), jnp.int32)), match
+    return States((Adjacency(jnp.asarray(rows if known else np.full_like(rows, -1), jnp.int32)), match))
 
 
 def check(draft, row, room):
@@ -45,7 +46,7 @@ def check(draft, row, room):
 def test_a_joined_draft(texts, seed, room, name):
     d, c = DRAFTERS[name], kit.context(texts, room=room)
     state = state_of(d, seed)
-    table, match = (proposer(p)(s, c) for p, s in zip((TABLE, MATCH), state, strict=True))
+    table, match = (proposer(p)(s, c) for p, s in zip((TABLE, MATCH), state.states, strict=True))
     draft = jax.device_get(proposer(d)(state, c))
     assert draft.tree.tokens.shape == (2, 12) and draft.proposal == "point"
     for row in range(2):
@@ -70,12 +71,12 @@ def test_one_source_alone_is_its_own_draft(texts, seed):
     d, texts = DRAFTERS["goose"], [list(range(len(text)))[:10] for text in texts]
     lone = kit.context(texts)
     state = state_of(d, seed)
-    got, table = proposer(d)(state, lone), proposer(TABLE)(state[0], lone)
+    got, table = proposer(d)(state, lone), proposer(TABLE)(state.states[0], lone)
     for row in range(2):
         assert set(dict(kit.paths(table, row))) <= set(dict(kit.paths(got, row)))
     matched = kit.context([[1, 2, 1, 2], [0, 1, 1, 1]])
     state = state_of(d, seed, known=False)
-    got, spine = proposer(d)(state, matched), proposer(MATCH)(state[1], matched)
+    got, spine = proposer(d)(state, matched), proposer(MATCH)(state.states[1], matched)
     for row in range(2):
         assert check(got, row, kit.SIZE) == pytest.approx(check(spine, row, kit.SIZE), rel=1e-4)
 
@@ -104,9 +105,9 @@ def test_the_parts_keep_their_own_state():
     c = kit.context([[1, 2, 3, 4]] * 2, prompt_length=2)
     _, two = jax.jit(lambda state: d.propose(None, state, c))(two)
     two = jax.jit(d.release)(two, jnp.array([0]), c.tokens[:1], c.length[:1])
-    assert np.asarray(two[1].store)[:3].tolist() == [3, 4, -1]
-    two = d.insert(two, jnp.array([1]), one)
-    assert two[1].begin[1] == one[1].begin[0] and (two[0].successors == -1).all()
+    assert np.asarray(two.states[1].store)[:3].tolist() == [3, 4, -1]
+    table, match = d.insert(two, jnp.array([1]), one).states
+    assert match.begin[1] == one.states[1].begin[0] and (table.successors == -1).all()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from spec_jax.audit.replay import replay
+from spec_jax.drafters.combined import Combined
+from spec_jax.drafters.ngram import NGram
 from spec_jax.engine.state import Finish
 from spec_jax.rollout.engine import RolloutEngine
 from spec_jax.rollout.toggle import Toggle
@@ -95,6 +97,18 @@ def test_a_calls_key_is_its_own(drafting):
     one = drafting.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP, key=11)
     same(one, drafting.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP, key=jax.random.key(11, impl="threefry2x32")))
     assert drafting.calls == calls
+
+
+def test_drafters_within_another_remember(plain):
+    """Under a toggle too: the same samples once more are drafted from what was remembered of them."""
+    combined = Combined(NGram(5), kit.DRAFTER, kit.DRAFTER.nodes)
+    options = {"toggle": Toggle(margin=0.01), "costs": kit.costs((12,), drafted=1.0)}  # which goes on drafting
+    engine = RolloutEngine(kit.engine(combined), kit.policy(), sizes=(12,), eos=(0,), **options)
+    want = plain.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP, key=3)
+    first, second = (engine.generate(kit.PROMPTS, kit.BUDGET, group=kit.GROUP, key=3) for _ in range(2))
+    same(want, first)
+    same(want, second)
+    assert second.acceptance_length > 1.5 * first.acceptance_length
 
 
 def test_a_new_policy(plain, drafting):
