@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
 from spec_jax.control.cost import CostModel
-from spec_jax.engine import devices, rows
+from spec_jax.engine import rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.measure import measure_cost
 from spec_jax.engine.requests import stack
@@ -18,9 +18,8 @@ from spec_jax.engine.state import EngineState, Finish
 from spec_jax.rollout import compact
 from spec_jax.rollout.programs import Programs, bound, without_drafts
 from spec_jax.rollout.records import Carried, Rollout, Segment
+from spec_jax.rollout.switch import Always, Switch, Toggled
 from spec_jax.rollout.toggle import RoundCost, Toggle
-
-_MANY = 2**31 - 1
 
 
 class Run:
@@ -49,13 +48,12 @@ class Run:
         """Set up; nothing runs yet."""
         n = len(keys)
         self.engine, self.programs, self.params, self.carried = engine, programs, params, carried
-        self.sizes, self.prefill_rows, self.toggle, self.column = tuple(sizes), prefill_rows, toggle, column
+        self.sizes, self.prefill_rows, self.column = tuple(sizes), prefill_rows, column
+        self.switch: Switch = Always() if toggle is None else Toggled(engine, toggle, carried)
         self.requests, self.keys, self.places, self.group = requests, keys, places, n // len(requests)
         self.order, self.ready = list(order), []
         self.size = compact.next_size(self.sizes, n)
-        self.on, self.told = True, False
-        if toggle is not None and carried.toggle is not None:
-            self.on = bool(toggle.pays(carried.toggle, self.sizes.index(self.size)))
+        self.on, self.told = self.switch.pays(self.sizes.index(self.size)), False
         self.slots = np.full(self.size, -1)
         self.tokens, self.mask = np.full((n, budget), pad_id, np.int32), np.zeros((n, budget), bool)
         self.log_probs = np.zeros((n, budget), np.float32)
@@ -77,7 +75,7 @@ class Run:
         self._measure()
         params, done = self.params(self.size, True), np.ones(self.size, bool)
         state = self.programs.decode(params, self.state, 0, until_running=0)
-        if self.toggle is not None:
+        if self.switch.plain:
             state = self.programs.plain(self.params(self.size, False), state, 0, until_running=0)
         for size in (s for s in self.sizes if s < self.size):
             self.programs.shrink(params, state, size)
@@ -106,12 +104,8 @@ class Run:
             segment, width = self._segment(index, self._floor(until_running))
             if not self.waiting:
                 self._compact()
-            if self.toggle is not None and self.carried.toggle is not None:
-                seconds = time.perf_counter() - begin if self.programs.count == compiled else None
-                took = self._took(segment, width, seconds)
-                brought = segment.tokens / max(segment.running * segment.rounds, 1)
-                told = (segment.drafting, segment.rounds, brought, *took)
-                self.carried.toggle = self.toggle.observe(self.carried.toggle, index, *told)
+            seconds = time.perf_counter() - begin if self.programs.count == compiled else None
+            self.switch.observe(index, segment, width, seconds)
         self._collect(self.slots >= 0)
         self.carried.kept = self.programs.kept(self.params(self.size, True), self.state)
         return Rollout(self.tokens, self.mask, self.log_probs, self.finish, self.rounds, tuple(self.segments))
@@ -145,11 +139,7 @@ class Run:
 
     def _segment(self, index: int, floor: int) -> tuple[Segment, float]:
         """Rounds until the host has to look, what finished taken, and the mean width that was verified."""
-        on, bound = True, _MANY
-        if self.toggle is not None and self.carried.toggle is not None:
-            cost = self.carried.costs[self.size]
-            decided = jax.device_get(self.toggle.decide(self.carried.toggle, index, cost.risk, cost.most))
-            on, bound = bool(decided[0]), int(decided[1])
+        on, bound = self.switch.decide(self.size, index)
         self.on = on
         r, own = self.state.rows, self.slots >= 0
         before = jax.device_get((r.length, r.counters.rounds, r.counters.scored))
@@ -212,7 +202,7 @@ class Run:
 
     def _measure(self) -> None:
         """What rounds take at this size, if somebody asks and nobody has said so."""
-        asked = self.toggle is not None or (self.engine.controller.uses_cost and len(self.engine.widths) > 1)
+        asked = self.switch.plain or (self.engine.controller.uses_cost and len(self.engine.widths) > 1)
         if not asked or self.size in self.carried.costs:
             return
 
@@ -221,22 +211,7 @@ class Run:
             return measure_cost(engine, self.params(self.size, on), self.state, decode)
 
         table = plain = time_of(self.engine, self.programs.decode, True)
-        if self.toggle is not None:
+        if self.switch.plain:
             plain = time_of(without_drafts(self.engine), self.programs.plain, False)
         self.carried.costs[self.size] = RoundCost(plain.seconds[0], table)
         self.carried.measured.add(self.size)
-
-    def _took(self, segment: Segment, width: float, seconds: float | None) -> tuple[float, float]:
-        """Plain rounds that a segment's rounds take each, and took with what it cost to begin and to end the segment.
-
-        Where nobody has said what rounds take, the clock has a say in both; not in a segment that compiled something,
-        whose `seconds` are None.
-        """
-        size, rounds = segment.size, segment.rounds
-        cost, spent = self.carried.costs[size], 0.0
-        if seconds is not None and rounds > 0 and size in self.carried.measured:
-            seconds = float(devices.of_first(self.engine, np.array(seconds)))
-            cost = cost.drafted(rounds, seconds, width) if segment.drafting else cost.seen(rounds, seconds)
-            self.carried.costs[size], spent = cost, cost.spent(rounds, seconds, width)
-        ratio = cost.ratio(width)
-        return (ratio, max(ratio, spent)) if segment.drafting else (1.0, 1.0)
