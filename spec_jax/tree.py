@@ -46,10 +46,13 @@ class Law:
 class Draft:
     """What a drafter proposes.
 
-    proposal says how the tokens came about, and a rule that needs another kind refuses the draft: "point": chosen by a
-    score; "coupled": the drafter's own choice under the position's noise; "sampled": an independent draw from `law`;
-    "without_replacement": siblings drawn one after another from `law`, without repeats. Whether and how often a node
-    was drawn for may depend on what was drawn before it, never on its own token.
+    proposal says how the tokens came about, and a rule that needs another kind refuses the draft: "point": chosen in
+    any way; "coupled": chosen by a drafter's laws and the position's noise together; "sampled": an independent draw
+    from `law`; "without_replacement": siblings drawn one after another from `law`, without repeats. Whether and how
+    often a node was drawn for may depend on what was drawn before it, never on its own token.
+    What takes "point" drafts takes "coupled" ones, and the other way round: `match` looks for a child by its token, and
+    `point_mass` tests with noise of its own. So a draft may share the position's noise and say "point", as one that was
+    merged or chosen from several does.
     confidence[i] is the drafter's estimate that node i is accepted if its parent is (1.0 for the root).
     """
 

@@ -140,6 +140,21 @@ def test_point_mass_on_a_tree_of_siblings():
     assert fit(got, emissions).ok
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_point_mass_takes_coupled_drafts(own, monkeypatch):
+    """Chosen by the position's noise. A rule without noise of its own would emit another law."""
+    if not own:
+        monkeypatch.setattr(noise, "stream", lambda key, name: key)
+    p, q = LAWS["random"]
+    s = scores(np.log(np.tile(p, (2, 1))), Sampling(temperature=1.0))
+
+    def one(key):
+        token = jnp.argmax(jnp.log(q) + noise.gumbel(key, jnp.asarray(s.position), jnp.arange(V)))
+        return point_mass(key, draft(jnp.stack([0, token]), (-1, 0)), s, 2).tokens[:1]
+
+    assert fit(np.asarray(jax.jit(jax.vmap(one))(MANY)), {(x,): chance for x, chance in enumerate(p)}).ok == own
+
+
 POINT = draft([0, 3], (-1, 0))
 COUPLED = draft([0, 3], (-1, 0), law=FLAT, proposal="coupled")
 
