@@ -101,8 +101,10 @@ def build(
 
 def _store(corpus: str | None, model: LoadedTarget) -> Store:
     """The store of the text files of a corpus."""
-    if corpus is None or model.tokenizer is None:
-        raise ValueError(f"--corpus: got {corpus}, takes texts, for a model with a tokenizer")
+    if corpus is None:
+        raise ValueError("--corpus: got none, takes a text file or a folder of them, for a --config that reads one")
+    if model.tokenizer is None:
+        raise ValueError("--model: got one without a tokenizer, takes one that has it, for the texts of --corpus")
     path, documents = Path(corpus), []
     for file in sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]:
         try:

