@@ -45,7 +45,7 @@ from spec_jax.sampling.settings import Sampling
 from spec_jax.tree import Tree
 from tests.drafters.hybrid import config, hybrid
 
-V, ROWS, MAX_LEN, BUDGET = 48, 100, 26, 16
+V, ROWS, MAX_LEN, BUDGET = 48, 200, 26, 16
 ROOM = {"max_len": MAX_LEN, "prefill_chunk": 8, "max_eos": 1, "max_stops": 1, "max_stop_length": 2, "max_bias": 1}
 MESH = {"data": 2, "expert": 2, "tensor": 2}
 SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.9), Sampling(), Sampling(temperature=1.2, min_p=0.02))
