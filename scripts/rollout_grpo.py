@@ -380,6 +380,12 @@ def _parse() -> argparse.Namespace:
     if args.quick:
         args.steps, args.prompts, args.batch = min(args.steps, 3), min(args.prompts, 2), min(args.batch, 2)
         args.group, args.warm_up, args.max_new = min(args.group, 4), min(args.warm_up, 5), min(args.max_new, 16)
+    if args.seed < 0:
+        parser.error(f"--seed: got {args.seed}, takes 0 or more")
+    if args.rate is not None and not 0 < args.rate < float("inf"):
+        parser.error(f"--rate: got {args.rate}, takes a number above 0")
+    if args.run.exists() and not args.run.is_dir():
+        parser.error(f"--run: got {args.run}, which is a file, takes a folder")
     if args.batch > args.prompts:
         parser.error(f"--batch: got {args.batch}, takes at most --prompts, {args.prompts}")
     if args.tunix and (args.model == "small_hybrid" or importlib.util.find_spec("tunix") is None):

@@ -87,6 +87,8 @@ def _parse() -> argparse.Namespace:
     for name in ("batch", "chunk_rounds"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, takes at least 1")
+    if not 0 <= args.progress < float("inf"):
+        raise ValueError(f"--progress: got {args.progress}, takes seconds, 0 or more")
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"--out: got {args.out}, which is a file, takes a folder")
     return args

@@ -43,6 +43,8 @@ def start(coordinator: str | None, processes: int | None, process_id: int | None
     if coordinator not in (None, "auto"):
         if processes is None or process_id is None:
             raise ValueError(f"--coordinator: got {coordinator}, takes --processes and --process-id beside it")
+        if processes < 1:
+            raise ValueError(f"--processes: got {processes}, takes at least 1")
         if not 0 <= process_id < processes:
             raise ValueError(f"--process-id: got {process_id}, takes 0 .. {processes - 1}")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -126,7 +126,7 @@ def _files(pattern: str) -> list[Path]:
 
 def _line(index: int, where: str, raw: bytes) -> Line:
     try:
-        fields = json.loads(raw)
+        fields = json.loads(raw, object_pairs_hook=_once)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -139,6 +139,15 @@ def _line(index: int, where: str, raw: bytes) -> Line:
     if ("prompt" in fields) == ("messages" in fields):
         raise ValueError("prompt, messages: takes one of the two")
     return Line(index, where, str(name), fields)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these names and values; of a name that is there twice one would be lost."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
+        raise ValueError(f"{', '.join(twice)} is there more than once")
+    return fields
 
 
 def _ask(line: Line, tokenizer: Tokenizer | None, defaults: Defaults) -> Asked:
@@ -188,8 +197,10 @@ def _encode(fields: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
             raise ValueError(f"prompt: got {prompt!r}, takes a text that is not empty, or a list of token ids")
         return list(tokenizer.encode(prompt))
     messages = _of(fields, "messages", list)
-    if not messages or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
-        raise ValueError("messages: takes a list of objects with role and content")
+    if not messages or not all(
+        isinstance(m, dict) and all(isinstance(m.get(name), str) for name in ("role", "content")) for m in messages
+    ):
+        raise ValueError(f"messages: got {messages!r}, takes a list of objects with role and content, which are texts")
     return list(tokenizer.encode(tokenizer.apply_chat(messages), special=False))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import flax.struct
 import jax
@@ -63,6 +63,12 @@ class Sampling:
                 "top_k, top_p, min_p: got a truncation with temperature 0, which takes the likeliest token anyway; "
                 "set temperature above 0 or leave them out"
             )
+        for name, kind in (("logit_bias", Mapping), ("banned_tokens", Sequence)):
+            ids = getattr(self, name)
+            if isinstance(ids, str) or not isinstance(ids, kind):
+                raise ValueError(f"{name}: got {ids!r}, takes a {kind.__name__.lower()} of token ids")
+            for token in ids:
+                _check(name, token, 0, math.inf, integer=True)
         for token, value in self.logit_bias.items():
             if value != -math.inf:
                 _check(f"logit_bias[{token}]", value, -_LARGE, _LARGE)

@@ -123,6 +123,8 @@ def test_a_line_keeps_its_seed_and_digest_wherever_it_stands(file, model, engine
 WRONG = [
     ("{", "not JSON"),
     ("[1]", "holds a list, takes an object"),
+    ('{"id": "x", "prompt": "a", "prompt": "b"}', "not JSON: prompt is there more than once"),
+    ('{"id": "x", "prompt": "a", "logit_bias": {"1": 1, "1": 2}}', "not JSON: 1 is there more than once"),
     ({"prompt": "a"}, "id: got None, takes a string or an integer"),
     ({"id": True, "prompt": "a"}, "id: got True"),
     ({"id": "x"}, "prompt, messages: takes one of the two"),
@@ -135,7 +137,8 @@ WRONG_VALUES = [
     ({"prompt": [1, "2"]}, "prompt: got a list with other things than integers"),
     ({"prompt": [9999]}, "prompt: got token ids [9999]"),
     ({"prompt": []}, "prompt: got no tokens"),
-    ({"messages": [{"role": "user"}]}, "messages: takes a list of objects with role and content"),
+    ({"messages": [{"role": "user"}]}, "messages: got [{'role': 'user'}], takes a list of objects with role and"),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages: got [{'role': 'user', 'content': 7}], takes a list"),
     ({"prompt": "the", "max_new_tokens": 1000}, "max_new_tokens: got 1000"),
     ({"prompt": "the", "max_new_tokens": "9"}, "max_new_tokens: got '9'"),
     ({"prompt": list(range(5)) * 20}, "prompt: got 100 tokens, takes at most max_len 64"),
@@ -145,6 +148,7 @@ WRONG_VALUES = [
     ({"prompt": "the", "top_p": 0.5}, "top_k, top_p, min_p: got a truncation with temperature 0"),
     ({"prompt": "the", "logit_bias": {"x": 1}}, "logit_bias: got 'x', takes token ids"),
     ({"prompt": "the", "banned_tokens": [9999]}, "got token ids [9999]"),
+    ({"prompt": "the", "banned_tokens": ["a"]}, "banned_tokens: got 'a', takes an integer"),
 ]
 
 
@@ -265,6 +269,8 @@ def test_a_wrong_layout_or_start_is_refused(monkeypatch):
         hosts.start("host:1", None, None)
     with pytest.raises(ValueError, match="--process-id: got 2, takes 0 .. 1"):
         hosts.start("host:1", 2, 2)
+    with pytest.raises(ValueError, match="--processes: got 0, takes at least 1"):
+        hosts.start("host:1", 0, 0)
     with pytest.raises(ValueError, match="got no --coordinator"):
         hosts.start(None, 2, 0)
 
