@@ -148,7 +148,7 @@ WRONG_VALUES = [
     ({"prompt": "the", "top_p": 0.5}, "top_k, top_p, min_p: got a truncation with temperature 0"),
     ({"prompt": "the", "logit_bias": {"x": 1}}, "logit_bias: got 'x', takes token ids"),
     ({"prompt": "the", "banned_tokens": [9999]}, "got token ids [9999]"),
-    ({"prompt": "the", "banned_tokens": ["a"]}, "banned_tokens: got 'a', takes an integer"),
+    ({"prompt": "the", "banned_tokens": [-1]}, "banned_tokens: got -1, takes an integer"),
 ]
 
 
