@@ -146,9 +146,9 @@ def train(
         ),
         rollout_config=rollout_config(tokens, task.prompts, max_new),
     )
-    cluster = getattr(rl_cluster, "RLEngine", rl_cluster.RLCluster)(
-        actor=make(), tokenizer=tokens, cluster_config=cluster_config
-    )
+    # The first is the name on Tunix's main branch.
+    make_cluster = getattr(rl_cluster, "RLEngine", None) or rl_cluster.RLCluster
+    cluster = make_cluster(actor=make(), tokenizer=tokens, cluster_config=cluster_config)
     inner = cluster.rollout.generate
 
     def timed(*args: Any, **kwargs: Any) -> Any:

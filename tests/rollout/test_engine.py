@@ -70,6 +70,18 @@ def test_speculation_changes_nothing_but_the_passes(plain, drafting):
     assert plain.calls == drafting.calls == 3
 
 
+def test_calls_leave_as_much_as_they_found(drafting, compiles):
+    """D29's kind: in calls of more prompts than are remembered nothing compiles and no array is left on the device."""
+    calls = [[[i % 7 + 1, j + 1] for j in range(4)] for i in range(20)]
+    drafting.generate(calls[0], 6)
+    programs, compiled = drafting.programs, len(compiles)
+    alive = sum(x.nbytes for x in jax.live_arrays())
+    for prompts in calls[1:]:
+        drafting.generate(prompts, 6)
+        assert sum(x.nbytes for x in jax.live_arrays()) <= alive
+    assert (drafting.programs, len(compiles)) == (programs, compiled)
+
+
 def test_rows_are_the_targets_own(plain):
     """Every token is the choice of the row's own key; samples, prompts and calls have different ones."""
     start = plain.calls

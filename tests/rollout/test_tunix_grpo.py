@@ -17,6 +17,9 @@ pytestmark = pytest.mark.filterwarnings("default")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("tunix", reason="needs google-tunix (the extra rl)")
+    from tunix.rl import rl_cluster
+    from tunix.rl.grpo import grpo_learner
+
     from scripts.grpo import tunix_side
     from scripts.grpo.tunix_model import Tokens, model_of
     from spec_jax.rollout.tunix import SpecRollout
@@ -70,6 +73,20 @@ def test_the_learner_trains_on_policy(family, engine, iterations):
     found = tunix_side.train(engine, *made(family), TASK, 2, 4, 10, STEPS, 1e-2, iterations)
     assert len(found["reward"]) == len(found["tokens"]) == STEPS
     assert max(found["off_policy"]) < 1e-5 and min(found["tokens"]) > 0
+
+
+def test_the_names_of_tunixs_main_branch(monkeypatch):
+    """There an RLCluster is an RLEngine, and the learner's argument is named after it."""
+
+    class Renamed(grpo_learner.GRPOLearner):
+        def __init__(self, rl_engine, algo_config, reward_fns):
+            super().__init__(rl_cluster=rl_engine, algo_config=algo_config, reward_fns=reward_fns)
+
+    monkeypatch.setattr(rl_cluster, "RLEngine", rl_cluster.RLCluster, raising=False)
+    monkeypatch.delattr(rl_cluster, "RLCluster")
+    monkeypatch.setattr(grpo_learner, "GRPOLearner", Renamed)
+    found = tunix_side.train(SpecRollout, *made(), TASK, 2, 4, 10, 1, 1e-2)
+    assert len(found["reward"]) == 1 and max(found["off_policy"]) < 1e-5
 
 
 def test_rollouts_of_an_older_policy_are_caught():
