@@ -117,7 +117,7 @@ def fewest_changes(
     number, gone = np.arange(skips + 1), []
     for i in range(count):
         kept, left = layer(i, states), jnp.roll(states, 1, axis=1)
-        near = [weight @ _cosine(x, hidden[:, i + 1, None]) for x in (kept, left)]
+        near = [weight @ cosine(x, hidden[:, i + 1, None]) for x in (kept, left)]
         can_keep, can_leave = number <= i, (number >= 1) & (number <= i + 1)
         leave = can_leave & (~can_keep | (near[1] > near[0]))
         states = jnp.where(leave[:, None], left, kept)
@@ -142,13 +142,14 @@ def through(model: Llama, params: Any, state: Any, count: int) -> Callable[[int,
     return lambda i, x: run(x, i, *(part[i] for part in own), None, None)[0]
 
 
+def cosine(x: Float[Array, "*b hidden"], y: Float[Array, "*c hidden"]) -> Float[Array, "*d"]:
+    """Cosines of vectors, broadcast."""
+    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    size = jnp.linalg.norm(x, axis=-1) * jnp.linalg.norm(y, axis=-1)
+    return (x * y).sum(-1) / jnp.maximum(size, 1e-12)
+
+
 def _all(features: Array | None) -> Array:
     if features is None:
         raise ValueError("target: got one without taps, takes one with all of them (`clasp.taps`)")
     return features
-
-
-def _cosine(x: Float[Array, "*b hidden"], y: Float[Array, "*c hidden"]) -> Float[Array, "*d"]:
-    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
-    size = jnp.linalg.norm(x, axis=-1) * jnp.linalg.norm(y, axis=-1)
-    return (x * y).sum(-1) / jnp.maximum(size, 1e-12)

@@ -24,15 +24,18 @@ _NOISE = 1e-2
 
 @flax.struct.dataclass
 class SwiftState:
-    """The best set and its score (-1: none was tried), the last sets tried and theirs, and how the search stands."""
+    """The best set and its score (-1: none was tried), the last sets tried and theirs, and how the search stands.
 
-    keep: Bool[Array, "l"]
-    best: Float[Array, ""]
-    tried: Bool[Array, "s l"]
-    scores: Float[Array, "s"]
-    count: Int[Array, ""]
-    stale: Int[Array, ""]
-    key: UInt32[Array, "2"]
+    Of several searches, all have an axis for them in front.
+    """
+
+    keep: Bool[Array, "*n l"]
+    best: Float[Array, "*n"]
+    tried: Bool[Array, "*n s l"]
+    scores: Float[Array, "*n s"]
+    count: Int[Array, "*n"]
+    stale: Int[Array, "*n"]
+    key: UInt32[Array, "*n 2"]
 
 
 @dataclasses.dataclass(frozen=True)
