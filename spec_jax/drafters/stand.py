@@ -1,7 +1,8 @@
-"""STAND: trees drawn from the laws that the target had behind the same n-grams (arXiv 2506.04708)."""
+"""Trees from the laws that the target had behind the same n-grams, and STAND, which draws them (arXiv 2506.04708)."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from typing import Any
@@ -10,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from spec_jax import noise
 from spec_jax.checks import check_sizes
@@ -37,26 +38,17 @@ class StandState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stand:
-    """Drafts by the laws that the target had behind the longest n-gram that ends the text; verify with `match`.
+class FromLaws(abc.ABC):
+    """Drafts from the laws that the target had behind the longest n-gram that ends a text; subclasses say which tree.
 
-    The paper draws siblings without replacement, by adding Gumbel noise to the log-probs and taking the greatest
-    (Gumbel-top-k). Here the noise is that which the target will choose with: a child of rank r is the r-th of
-    a log q + b T G (see `topology.coupling`), so that sampled text is drafted for nearly as well as greedy text. Every
-    node that the target scores, accepted or not, renews the laws behind its last 1 .. `longest` tokens, at temperature
-    1 and without the rows' truncation and penalties; prefill renews none. The table is shared by all rows and stays
-    when rows go. After the paper's abstract: that a law is the mean of those seen, and how it fades, are our reading.
-
-    The candidates are a fixed tree of `offered` nodes, the likeliest of its size (see `topology.static.likeliest`), of
-    which the draft is the likeliest part by the chances of its tokens.
+    Every node that the target scores, accepted or not, renews the laws behind its last 1 .. `longest` tokens, at
+    temperature 1 and without the rows' truncation and penalties; prefill renews none. The table is shared by all rows
+    and stays when rows go.
 
     Attributes:
         vocab_size: the target's number of token ids.
         nodes: nodes of a draft, the anchor among them.
-        rates: for each rank, the chance that a node is accepted if its parent is, descending; their number is that of
-            the tokens kept of a law. They make the tree of candidates.
-        max_depth: longest root path, which is also the number of look-ups one after another.
-        offered: nodes of the tree of candidates.
+        max_depth: longest root path.
         longest: tokens of the longest n-gram.
         entries: n-grams that the table has room for.
         most: laws of one n-gram that count alike; earlier ones fade.
@@ -65,9 +57,7 @@ class Stand:
 
     vocab_size: int
     nodes: int = 32
-    rates: tuple[float, ...] = (0.55, 0.10, 0.05, 0.03, 0.02, 0.02, 0.01, 0.01)
     max_depth: int = 6
-    offered: int = 64
     longest: int = 3
     entries: int = 1 << 16
     most: int = 8
@@ -76,33 +66,30 @@ class Stand:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_sizes(self, vocab_size=1, nodes=2, max_depth=1, offered=self.nodes, longest=1, entries=1, most=1)
-        check_rates(self.rates, self.vocab_size)
-        if self.template.nodes < self.nodes:
-            what = f"as many as {len(self.rates)} tokens give down to depth {self.max_depth}"
-            raise ValueError(f"nodes: got {self.nodes}, takes at most {self.template.nodes}, {what}")
+        check_sizes(self, vocab_size=1, nodes=2, max_depth=1, longest=1, entries=1, most=1)
         for name in ("a", "b"):
             if not 0 <= getattr(self, name) < 1e3:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, takes a number in [0, 1000)")
 
-    @functools.cached_property
-    def template(self) -> Template:
-        """The tree of candidates."""
-        return static.likeliest(self.rates, self.offered, self.max_depth)
-
     @property
-    def depth(self) -> int:
-        """Depth of the tree of candidates."""
-        return self.template.depth
+    @abc.abstractmethod
+    def width(self) -> int:
+        """Tokens kept of a law."""
+
+    @abc.abstractmethod
+    def _draft(
+        self, table: LawTable, last: Array, length: Array, room: Array, key: noise.Key, temperature: Array
+    ) -> Draft:
+        """One row's draft, behind the tokens `last`, the anchor first."""
 
     def init(self, params: Any, batch: int, max_len: int) -> StandState:
         """No law known."""
         before = jnp.full((batch, self.longest - 1), NO_TOKEN, jnp.int32)
-        return StandState(law_table.empty(self.entries, len(self.rates)), before)
+        return StandState(law_table.empty(self.entries, self.width), before)
 
     def tap(self, output: Output) -> Laws:
         """The law behind every scored node."""
-        return likeliest(output.logits, len(self.rates))
+        return likeliest(output.logits, self.width)
 
     def observe(self, params: Any, state: StandState, committed: Committed) -> StandState:
         """The table renewed by the nodes scored in this round; those on an accepted path win over rejected ones."""
@@ -119,7 +106,7 @@ class Stand:
         return StandState(law_table.renew(state.table, last, laws, rank, self.most), before)
 
     def propose(self, params: Any, state: StandState, context: Context) -> tuple[Draft, StandState]:
-        """The likeliest candidates; the anchor alone where no law is known behind it."""
+        """Each row's draft; the anchor alone where no law is known behind it."""
         at = context.length[:, None] - 1 - jnp.arange(self.longest)
         last = jnp.take_along_axis(context.tokens, jnp.maximum(at, 0), axis=1)
         last = jnp.where(at < 0, NO_TOKEN, last)
@@ -135,6 +122,61 @@ class Stand:
         """The table stays."""
         return dataclasses.replace(state, before=state.before.at[rows].set(NO_TOKEN, mode="drop"))
 
+    def candidates(
+        self, table: LawTable, end: Array, position: Array, key: noise.Key, temperature: Array
+    ) -> tuple[Int[Array, "k"], Float[Array, "k"]]:
+        """The tokens of the law behind a text's end, given latest first, and the log-chances that they are chosen."""
+        laws = law_table.find(table, end)
+        noisy = temperature * noise.gumbel(key, position, jnp.maximum(laws.ids, 0))
+        found = Candidates(laws.ids, laws.log_probs, noisy)
+        return laws.ids, log_chance(found, jnp.float32(self.a), jnp.float32(self.b))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stand(FromLaws):
+    """Drafts by the laws that the target had behind the longest n-gram that ends the text; verify with `match`.
+
+    The paper draws siblings without replacement, by adding Gumbel noise to the log-probs and taking the greatest
+    (Gumbel-top-k). Here the noise is that which the target will choose with: a child of rank r is the r-th of
+    a log q + b T G (see `topology.coupling`), so that sampled text is drafted for nearly as well as greedy text. After
+    the paper's abstract: that a law is the mean of those seen, and how it fades, are our reading.
+
+    The candidates are a fixed tree of `offered` nodes, the likeliest of its size (see `topology.static.likeliest`), of
+    which the draft is the likeliest part by the chances of its tokens.
+
+    Attributes:
+        rates: for each rank, the chance that a node is accepted if its parent is, descending; their number is that of
+            the tokens kept of a law. They make the tree of candidates.
+        offered: nodes of the tree of candidates, whose depth is the number of look-ups one after another.
+    """
+
+    rates: tuple[float, ...] = (0.55, 0.10, 0.05, 0.03, 0.02, 0.02, 0.01, 0.01)
+    offered: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        check_sizes(self, offered=self.nodes)
+        check_rates(self.rates, self.vocab_size)
+        if self.template.nodes < self.nodes:
+            what = f"as many as {len(self.rates)} tokens give down to depth {self.max_depth}"
+            raise ValueError(f"nodes: got {self.nodes}, takes at most {self.template.nodes}, {what}")
+
+    @functools.cached_property
+    def template(self) -> Template:
+        """The tree of candidates."""
+        return static.likeliest(self.rates, self.offered, self.max_depth)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree of candidates."""
+        return self.template.depth
+
+    @property
+    def width(self) -> int:
+        """As many as there are rates."""
+        return len(self.rates)
+
     def _draft(
         self, table: LawTable, last: Array, length: Array, room: Array, key: noise.Key, temperature: Array
     ) -> Draft:
@@ -146,11 +188,8 @@ class Stand:
         for level in range(1, self.depth + 1):
             here = np.flatnonzero(depths == level)
             above, of = np.unique(parent[here], return_inverse=True)
-            laws = jax.vmap(lambda end: law_table.find(table, end))(ends[above])
-            ids = laws.ids
-            noisy = temperature * noise.gumbel(key, length + level - 1, jnp.maximum(ids, 0))
-            found = Candidates(ids, laws.log_probs, noisy)
-            step = jax.vmap(lambda c: log_chance(c, jnp.float32(self.a), jnp.float32(self.b)))(found)
+            behind = lambda end: self.candidates(table, end, length + level - 1, key, temperature)  # noqa: E731, B023
+            ids, step = jax.vmap(behind)(ends[above])
             order = jnp.argsort(-step, axis=1, stable=True)
             picked = order[of, rank[here]]
             step = jnp.where(level < room, step[of, picked], -jnp.inf)

@@ -36,6 +36,7 @@ ALIKE = {
     "smart",  # token_recycling
     "staged_speculation",  # cs_drafting
     "windowed_mtp",  # mtp
+    "aded",  # stand
     "knn_ssd",  # swift
     "suffix_fallback",  # combined
     *("magicdec", "subspec"),  # draft_and_verify

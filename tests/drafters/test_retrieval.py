@@ -8,6 +8,7 @@ import pytest
 from spec_jax.control.budget import Always
 from spec_jax.control.cost import CostModel
 from spec_jax.control.throughput import Throughput
+from spec_jax.drafters.aded import Aded
 from spec_jax.drafters.lookahead import Lookahead
 from spec_jax.drafters.ngram import NGram
 from spec_jax.drafters.none import NoDrafter
@@ -30,6 +31,7 @@ DRAFTERS = {
     "likeliest guesses": Lookahead(window=4, ngram=3, guesses=3, pool=64, candidates=1),
     "stand": Stand(V, nodes=8, rates=(0.5, 0.2, 0.1), offered=16, longest=2, entries=512),
     "law alone": Stand(V, nodes=8, rates=(0.5, 0.2, 0.1), offered=16, longest=2, entries=512, b=0.0),
+    "aded": Aded(V, nodes=8, kept=3, longest=2, entries=512, walks=16),
     "rest": Rest(nodes=8, matches=4, longest=4),
 }
 SETTINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.6, top_p=0.9)}
