@@ -7,6 +7,7 @@ import dataclasses
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax import tree as trees
@@ -101,6 +102,11 @@ class Throughput:
         """The drafter's confidence, corrected by what became of such nodes."""
         bins = self._bin(confidence)
         return (state.accepted[bins] + self.prior * confidence) / (state.seen[bins] + self.prior)
+
+    def middles(self) -> Float[np.ndarray, "bins"]:
+        """The confidence in the middle of each bin."""
+        odds = _LOWEST + (np.arange(self.bins) + 0.5) * (_HIGHEST - _LOWEST) / self.bins
+        return (1 / (1 + np.exp(-odds))).astype(np.float32)
 
     def _bin(self, confidence: Array) -> Array:
         p = jnp.clip(confidence, 1e-3, 1 - 1e-3)

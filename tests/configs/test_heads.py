@@ -27,7 +27,7 @@ from spec_jax.models.load import load_target
 from spec_jax.models.qwen import Qwen
 from spec_jax.sampling.settings import Sampling
 from spec_jax.verify.match import match
-from tests.configs.targets import BLOCK, NETWORK, names, weak
+from tests.configs.targets import BLOCK, NETWORK, names, narrow, weak
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
 from tests.drafters.hybrid import V, fair
@@ -42,6 +42,7 @@ LLAMA |= {
     "eagle3_post_norm": heads.CONFIGS["eagle3.1"],
     "pard": ParallelConfig(dataclasses.replace(kit.LLAMA, num_layers=1), kit.MASK, depth=3),
     "kangaroo": EarlyExitConfig(kit.LLAMA, layers=1, adapter=2),
+    "eesd": EarlyExitConfig(kit.LLAMA, layers=1, adapter=2),
     "vocab_trim": dataclasses.replace(heads.CONFIGS["eagle3"], own_head=False),
 }
 
@@ -55,10 +56,10 @@ def plain():
     return np.asarray(texts(Engine(kit.llama()[0], 24)).tokens)
 
 
-@pytest.mark.parametrize("name", names(LLAMA, {"eagle2", "eagle3_post_norm"}))  # as eagle and eagle3
+@pytest.mark.parametrize("name", names(LLAMA, {"eagle2", "eagle3_post_norm", "eesd"}))  # as eagle, eagle3, kangaroo
 def test_text_is_plain_decodings(name):
     config = LLAMA[name]
-    engine = configs.build(name, kit.llama()[0], 24, network=config)
+    engine = narrow(configs.build(name, kit.llama()[0], 24, network=config))
     assert weak(engine, kit.llama()[1], heads.params(config)) == []
     got = texts(engine, heads.params(config))
     exact = slice(None) if engine.rule is match else slice(len(kit.PROMPTS))

@@ -7,6 +7,7 @@ import pytest
 
 from spec_jax.control.budget import Always
 from spec_jax.control.cost import CostModel
+from spec_jax.control.thompson import Thompson
 from spec_jax.control.throughput import Throughput
 from spec_jax.drafters.aded import Aded
 from spec_jax.drafters.lookahead import Lookahead
@@ -41,7 +42,7 @@ def decoder_of(name):
     table = np.random.default_rng(0).normal(0, 2.0, (V, V, V)).astype(np.float32)
     drafter = DRAFTERS.get(name, NoDrafter())
     widths = (1, 8) if drafter.nodes == 8 else ()
-    controller = Throughput() if widths else Always()
+    controller = Always() if not widths else Thompson() if name == "recycling" else Throughput()
     engine = Engine(TableTarget(V, 2), 64, drafter=drafter, controller=controller, widths=widths, prefill_chunk=8)
     corpus = [r.tokens for setting in SETTINGS for r in results("none", setting)] if name == "rest" else None
     return Decoder(engine, table, corpus and build_store(corpus), batch=2, cost=COST)
