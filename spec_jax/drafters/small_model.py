@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 
 from spec_jax.checks import check_sizes
 from spec_jax.drafters.drafter import Chain, Committed, Context
+from spec_jax.drafters.stopping import Classifier
 from spec_jax.models.target import Output, Target
 from spec_jax.sampling import history, transform
 from spec_jax.topology.sampled import draw_key
@@ -50,8 +51,8 @@ class SmallModel(Chain):
         block: tokens of a prefill chunk.
         least: how sure the model must be of a token, 0 .. 1; 0: all k are drafted.
         sure: "peak", the likeliest token's chance, or "entropy", 1 - sqrt(entropy in nats), at least 0: SVIP's bound on
-            acceptance as its abstract tells it, the factor in it being our reading. Greedy rows have no law to draw
-            from; theirs is that at temperature 1.
+            acceptance as its abstract tells it, the factor in it being our reading, or a `stopping.Classifier`. Greedy
+            rows have no law to draw from; theirs is that at temperature 1.
     """
 
     model: Target
@@ -59,7 +60,7 @@ class SmallModel(Chain):
     mode: Literal["coupled", "sampled"] = "coupled"
     block: int = 64
     least: float = 0.0
-    sure: Literal["peak", "entropy"] = "peak"
+    sure: Literal["peak", "entropy"] | Classifier = "peak"
 
     keeps_draft = True
 
@@ -70,8 +71,8 @@ class SmallModel(Chain):
             raise ValueError(f"mode: got {self.mode!r}, takes 'coupled' or 'sampled'")
         if not 0 <= self.least <= 1:
             raise ValueError(f"least: got {self.least!r}, takes a number in 0 .. 1")
-        if self.sure not in ("peak", "entropy"):
-            raise ValueError(f"sure: got {self.sure!r}, takes 'peak' or 'entropy'")
+        if self.sure not in ("peak", "entropy") and not isinstance(self.sure, Classifier):
+            raise ValueError(f"sure: got {self.sure!r}, takes 'peak', 'entropy' or a Classifier")
 
     @property
     def vocab_size(self) -> int:
@@ -173,12 +174,14 @@ class SmallModel(Chain):
             law = transform.log_probs(z, row)
             key = key if self.mode == "coupled" else draw_key(key, i + 1)
             token = transform.choose(z, row, key, length + i)
-            return token, law, self._sure(jnp.where(row.sampled, law, jax.nn.log_softmax(z)))
+            return token, law, self._sure(jnp.where(row.sampled, law, jax.nn.log_softmax(z)), i)
 
         return jax.vmap(one)(logits, context.sampling, past, context.key, context.length)
 
-    def _sure(self, law: Array) -> Array:
-        """How sure a law is."""
+    def _sure(self, law: Array, depth: Array | int = 0) -> Array:
+        """How sure a law is of its token, at a depth counted from 0."""
+        if isinstance(self.sure, Classifier):
+            return self.sure(law, depth)
         p = jnp.exp(law)
         if self.sure == "peak":
             return p.max()

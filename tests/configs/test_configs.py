@@ -37,6 +37,7 @@ ALIKE = {
     "staged_speculation",  # cs_drafting
     "windowed_mtp",  # mtp
     "aded",  # stand
+    "disco",  # coupled_draft_model
     "knn_ssd",  # swift
     "suffix_fallback",  # combined
     *("magicdec", "subspec"),  # draft_and_verify
