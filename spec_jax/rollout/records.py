@@ -15,7 +15,10 @@ from spec_jax.rollout.toggle import RoundCost, ToggleState
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Rounds that ran as one program call: batch size, rows that ran at its start, whether drafted, what it gave."""
+    """Rounds that ran as one program call: batch size, rows that ran at its start, whether drafted, what it gave.
+
+    pace: tokens by round, as the end of the call depends on them (`switch.pace`).
+    """
 
     size: int
     running: int
@@ -24,6 +27,7 @@ class Segment:
     row_rounds: int
     tokens: int
     seconds: float
+    pace: float
 
 
 @dataclasses.dataclass(frozen=True)

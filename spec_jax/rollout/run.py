@@ -18,7 +18,7 @@ from spec_jax.engine.state import EngineState, Finish
 from spec_jax.rollout import compact
 from spec_jax.rollout.programs import Programs, bound, without_drafts
 from spec_jax.rollout.records import Carried, Rollout, Segment
-from spec_jax.rollout.switch import Always, Switch, Toggled
+from spec_jax.rollout.switch import Always, Switch, Toggled, pace
 from spec_jax.rollout.toggle import RoundCost, Toggle
 
 
@@ -153,8 +153,9 @@ class Run:
         seconds = time.perf_counter() - begin
         tokens, passes, scored = ((new - old)[own] for new, old in zip(after, before, strict=True))
         rounds, total = int(passes.max()), int(passes.sum())
-        self.segments.append(Segment(self.size, self.busy, on, rounds, total, int(tokens.sum()), seconds))
         done = own & (finish != Finish.RUNNING)
+        given = (rounds, total, int(tokens.sum()), seconds, pace(tokens, done[own], rounds, self.waiting))
+        self.segments.append(Segment(self.size, self.busy, on, *given))
         if done.any():
             self._settle(done)
         return self.segments[-1], float(scored.sum()) / max(total, 1)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Int
 
 from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine
@@ -13,6 +14,21 @@ from spec_jax.rollout.records import Carried, Segment
 from spec_jax.rollout.toggle import Toggle, ToggleState
 
 _MANY = 2**31 - 1
+
+
+def pace(tokens: Int[np.ndarray, "r"], ended: Bool[np.ndarray, "r"], rounds: int, waiting: bool) -> float:
+    """Tokens by round that say how soon a call ends, of the tokens that each row got in so many rounds.
+
+    While others wait for slots it is every row's mean, those that ended on the way included. Behind that it is the mean
+    of the rows that still run: drafts end rows at different times, plain rounds rather together, and how soon the
+    others were through is no help to those that are left. If none is, it is the longest's, which plain rounds would
+    have taken one by one.
+    """
+    if not rounds:
+        return 0.0
+    if waiting:
+        return float(tokens.mean()) / rounds
+    return float(tokens.max() if ended.all() else tokens[~ended].mean()) / rounds
 
 
 class Switch(Protocol):
@@ -82,8 +98,7 @@ class Toggled:
 
     def observe(self, index: int, segment: Segment, width: float, seconds: float | None) -> None:
         """The toggle is told."""
-        brought = segment.tokens / max(segment.running * segment.rounds, 1)
-        told = (segment.drafting, segment.rounds, brought, *self._took(segment, width, seconds))
+        told = (segment.drafting, segment.rounds, segment.pace, *self._took(segment, width, seconds))
         self.carried.toggle = self.toggle.observe(self._state, index, *told)
 
     def _took(self, segment: Segment, width: float, seconds: float | None) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import pytest
 from spec_jax.control.cost import CostModel
 from spec_jax.rollout import schedule
 from spec_jax.rollout.prompts import Prompts
+from spec_jax.rollout.switch import pace
 from spec_jax.rollout.toggle import RoundCost, Toggle
 
 
@@ -132,6 +133,18 @@ def test_bad_toggles_are_named(options):
         Toggle(**options)
     with pytest.raises(ValueError, match="plain"):
         RoundCost(0.0, COST.speculative)
+
+
+@pytest.mark.parametrize(
+    ("ended", "waiting", "found"),
+    [((0, 0, 0), False, 2.0), ((1, 1, 0), False, 0.5), ((1, 1, 0), True, 2.0), ((1, 1, 1), False, 3.5)],
+    ids=["all run", "one is left", "others wait", "none is left"],
+)
+def test_a_pace_is_that_of_the_rows_that_a_call_waits_for(ended, waiting, found):
+    """Four rounds gave 14, 8 and 2 tokens: of 24 the mean is 2 by round, of the slowest row 0.5, of the longest 3.5."""
+    tokens = np.array([14, 8, 2])
+    assert pace(tokens, np.array(ended, bool), 4, waiting) == found
+    assert pace(tokens * 0, np.array(ended, bool), 0, waiting) == 0
 
 
 def test_prompts_keep_their_place_until_others_need_it():
