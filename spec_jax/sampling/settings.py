@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from spec_jax.checks import check_number
+
 _LARGE = 1e30
 """Beyond this, products with a logit or with noise leave float32."""
 
@@ -48,16 +50,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and truncation that greedy decoding would ignore."""
-        _check("temperature", self.temperature, 0.0, _LARGE)
+        check_number("temperature", self.temperature, 0.0, _LARGE)
         if 0 < self.temperature < 1 / _LARGE:
             raise ValueError(f"temperature: got {self.temperature}, takes 0 or a number in [{1 / _LARGE}, {_LARGE}]")
-        _check("top_k", self.top_k, 0, math.inf, integer=True)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 1 / _LARGE, _LARGE)
-        _check("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
-        _check("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
-        _check("min_new_tokens", self.min_new_tokens, 0, math.inf, integer=True)
+        check_number("top_k", self.top_k, 0, math.inf, integer=True)
+        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 1 / _LARGE, _LARGE)
+        check_number("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
+        check_number("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
+        check_number("min_new_tokens", self.min_new_tokens, 0, math.inf, integer=True)
         if self.temperature == 0 and (self.top_k or self.top_p < 1 or self.min_p):
             raise ValueError(
                 "top_k, top_p, min_p: got a truncation with temperature 0, which takes the likeliest token anyway; "
@@ -68,10 +70,10 @@ class Sampling:
             if isinstance(ids, str) or not isinstance(ids, kind):
                 raise ValueError(f"{name}: got {ids!r}, takes a {kind.__name__.lower()} of token ids")
             for token in ids:
-                _check(name, token, 0, math.inf, integer=True)
+                check_number(name, token, 0, math.inf, integer=True)
         for token, value in self.logit_bias.items():
             if value != -math.inf:
-                _check(f"logit_bias[{token}]", value, -_LARGE, _LARGE)
+                check_number(f"logit_bias[{token}]", value, -_LARGE, _LARGE)
         both = set(self.logit_bias) & set(self.banned_tokens)
         if both:
             raise ValueError(
@@ -152,11 +154,3 @@ def to_row(
     if batch is not None:
         row = {name: np.broadcast_to(x, (batch, *x.shape)) for name, x in row.items()}
     return SamplingRow(**jax.device_put(row))  # one transfer: a request is made for every prompt
-
-
-def _check(name: str, value: float, low: float, high: float, integer: bool = False, open_low: bool = False) -> None:
-    kind = "an integer" if integer else "a number"
-    right = isinstance(value, int | np.integer) if integer else isinstance(value, int | float | np.number)
-    inside = right and not isinstance(value, bool) and low <= value <= high and not (open_low and value == low)
-    if not inside or (high == math.inf and value == math.inf):
-        raise ValueError(f"{name}: got {value!r}, takes {kind} in {'(' if open_low else '['}{low}, {high}]")

@@ -11,8 +11,10 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float
 
+from spec_jax.checks import check_number
 from spec_jax.train import divergence, weights
 from spec_jax.train.slots import Said, Slots
+from spec_jax.train.tables import of_mapping
 
 Metrics = dict[str, Array]
 
@@ -53,33 +55,37 @@ class Objective:
         """Check names and settings."""
         if not self.divergences:
             raise ValueError("divergences: got none, takes at least one")
-        for name, _ in self.divergences:
+        for name, factor in self.divergences:
             if name != "ce" and name not in divergence.NAMES:
                 raise ValueError(f"divergences: got {name!r}, takes some of ce, {', '.join(divergence.NAMES)}")
+            check_number(f"divergences.{name}", factor, 0.0)
         for name, settings in self.weights:
             weights.named(name, dict(settings))
         if self.per not in ("weight", "slot", "block"):
             raise ValueError(f"per: got {self.per!r}, takes 'weight', 'slot' or 'block'")
         for name, least in (("tree_nodes", 2), ("tree_children", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes {least} or more")
+            check_number(name, getattr(self, name), least, integer=True)
         for name in ("confidence", "regression", "tree"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, takes a factor of 0 or more")
-        if self.base_until is not None and not 0 < self.base_until <= 1:
-            raise ValueError(f"base_until: got {self.base_until}, takes a part of the training in (0, 1], or None")
+            check_number(name, getattr(self, name), 0.0)
+        if self.base_until is not None:
+            check_number("base_until", self.base_until, 0.0, 1.0, open_low=True)
+        if not any(factor for _, factor in self.divergences) and not self.regression and not self.tree:
+            raise ValueError(f"divergences: got {dict(self.divergences)}, takes a factor over 0, regression or tree")
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Objective:
         """From a table of a configuration file: divergences = {ce = 1.0}, weights = {decay = {gamma = 4.0}}."""
         known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := set(settings) - known:
+        given = of_mapping("objective", settings)
+        if unknown := set(given) - known:
             raise ValueError(f"objective: got {sorted(unknown)}, takes some of {sorted(known)}")
-        given = dict(settings)
         if "divergences" in given:
-            given["divergences"] = tuple((name, float(factor)) for name, factor in given["divergences"].items())
+            given["divergences"] = tuple(of_mapping("divergences", given["divergences"]).items())
         if "weights" in given:
-            given["weights"] = tuple((name, tuple(sorted(s.items()))) for name, s in given["weights"].items())
+            named = of_mapping("weights", given["weights"]).items()
+            given["weights"] = tuple(
+                (name, tuple(sorted(of_mapping(f"weights.{name}", s).items()))) for name, s in named
+            )
         return cls(**given)
 
     @property

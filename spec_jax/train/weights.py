@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from spec_jax.checks import check_number
 from spec_jax.train.slots import Slots, so_far
 
 Weight = Callable[[Slots], Float[Array, "*b k"]]
@@ -89,10 +90,18 @@ NAMES: dict[str, Callable[..., Array]] = {
 }
 
 
+_RANGES: dict[str, dict[str, Any]] = {
+    "gamma": {"low": 0.0, "open_low": True},
+    "base": {"low": 0.0, "open_low": True},
+    "alpha": {"low": 0.0, "high": 1.0},
+    "k": {"low": 1, "integer": True},
+}
+
+
 def named(name: str, settings: Mapping[str, Any]) -> Weight:
     """A weight by its name, with its settings.
 
-    Raises ValueError for a name or a setting that is none, or one that is missing.
+    Raises ValueError for a name or a setting that is none, one that is missing, or a value out of its range.
     """
     if name not in NAMES:
         raise ValueError(f"weights: got {name!r}, takes some of {', '.join(NAMES)}")
@@ -100,6 +109,11 @@ def named(name: str, settings: Mapping[str, Any]) -> Weight:
     missing = [k for k, p in takes.items() if p.default is p.empty and k not in settings]
     if missing or set(settings) - set(takes):
         raise ValueError(f"weights: got {name} with {dict(settings)}, takes {', '.join(takes) or 'no settings'}")
+    for setting, value in settings.items():
+        if setting in _RANGES:
+            check_number(f"weights.{name}.{setting}", value, **_RANGES[setting])
+        elif not isinstance(value, bool):
+            raise ValueError(f"weights.{name}.{setting}: got {value!r}, takes true or false")
     return functools.partial(NAMES[name], **settings)
 
 
