@@ -24,14 +24,14 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 import choose  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
-from drafting import asks, begun, card  # noqa: E402
+from drafting import asks, card  # noqa: E402
+from drafting.plan import Plan  # noqa: E402
 
 from spec_jax.engine.decoder import Decoder  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
 from spec_jax.models.load import LoadedTarget, load_target  # noqa: E402
 from spec_jax.sampling.settings import Sampling  # noqa: E402
-from spec_jax.topology.growth import Growth  # noqa: E402
-from spec_jax.train import block, features, logs, mesh, vocabulary  # noqa: E402
+from spec_jax.train import block, features, logs, mesh  # noqa: E402
 from spec_jax.train import step as steps  # noqa: E402
 from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
 from spec_jax.train.evaluate import Evaluation  # noqa: E402
@@ -40,9 +40,7 @@ from spec_jax.train.loader import Feed, windows  # noqa: E402
 from spec_jax.train.progress import Progress  # noqa: E402
 from spec_jax.train.recipe import Data, Recipe  # noqa: E402
 from spec_jax.train.responses import regenerate  # noqa: E402
-from spec_jax.train.schedule import BySteps  # noqa: E402
 from spec_jax.train.store import Store, Text, counted  # noqa: E402
-from spec_jax.train.task import Task  # noqa: E402
 
 SHOWN = ("loss", "right_1", "in_a_row", "gradient", "acceptance_length")
 
@@ -51,9 +49,10 @@ def main() -> None:
     """Answers, run, weights."""
     args = _parse()
     recipe, model = Recipe.load(args.config), load_target(args.target)
+    plan = Plan.of(recipe, model, args.config.parent, args.devices)
     texts = _texts(args, recipe, model)
     if not args.texts_only:
-        _train(args, recipe, model, texts)
+        _train(args, recipe, model, plan, texts)
 
 
 def _parse() -> argparse.Namespace:
@@ -116,57 +115,40 @@ def _answer(data: Data, decoder: Decoder, prompts: list[tuple[int, ...]], store:
         regenerate(decoder, some, data.max_new_tokens, store, key=data.seed, sampling=sampling, report=report)
 
 
-def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts: list[Text]) -> None:
-    training, forward = recipe.training, recipe.drafter.forward(model.target.config)
-    shape = Growth(nodes=forward.slots + 1, depth=forward.slots, width=1, children=1, candidates=16)
-    drafter, tapped = forward.drafter(shape), forward.tapped(model.target)
-    teacher = features.with_last(tapped, model.target.config.num_layers)
-    earlier = begun.Earlier.read(training, forward, model, args.config.parent)
-    kept, shared = earlier.kept, {}
-    small = getattr(forward.config, "draft_vocab_size", None)
-    if small is not None and kept is None:
-        counts = vocabulary.count((text.tokens[text.mask] for text in texts), model.target.vocab_size)
-        kept = vocabulary.most_frequent(counts, small, model.eos_token_ids)
-    if kept is not None:
-        shared[block.KEPT] = jax.numpy.asarray(kept)
-    if earlier.reference is not None:
-        shared[begun.REFERENCE] = earlier.reference
-    task = Task(
-        forward,
-        teacher,
-        recipe.objective,
-        training.anchors,
-        training.steps,
-        training.seed,
-        training.labels,
-        model.eos_token_ids,
-        None if kept is None else block.KEPT,
-        None if earlier.reference is None else begun.REFERENCE,
-    )
-    devices = None if args.devices in (None, 1) else mesh.data_mesh(args.devices)
-    cached = _features(args, teacher, model, texts) if args.cache_features else None
+def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, plan: Plan, texts: list[Text]) -> None:
+    training, forward, task = recipe.training, plan.forward, plan.task
+    shared = plan.shared(model, [text.tokens[text.mask] for text in texts])
+    kept = shared.get(block.KEPT)
+    cached = _features(args, plan.teacher, model, texts) if args.cache_features else None
     dataset = windows(texts, training.length, training.batch, training.seed, cached)
-    feed = Feed(dataset, model.params, shared or None, devices)
-    params = earlier.begin or forward.init(jax.random.key(training.seed), model.params, kept)
+    feed = Feed(dataset, model.params, shared or None, plan.mesh)
+    params = plan.earlier.begin or forward.init(jax.random.key(training.seed), model.params, kept)
     optimizer = steps.adamw(params, training.clip, training.weight_decay)
     whole = lambda params: forward.as_drafter(params, model.params, shared)  # noqa: E731
-    evaluation = _evaluation(recipe, model, drafter, tapped, whole)
+    evaluation = Evaluation(
+        plan.engine,
+        model.params,
+        plan.held_out,
+        recipe.held_out.max_new_tokens,
+        as_drafter=whole,
+        eos=model.eos_token_ids,
+        sampling=Sampling(temperature=recipe.held_out.temperature),
+    )
     vocabulary_map = None if kept is None else np.asarray(kept).tolist()
     settings = recipe.describe() | {"target": _fingerprint(model), "vocabulary": vocabulary_map}
     with Checkpoints(args.run / "checkpoints", settings) as checkpoints:
-        start = mesh.replicate(steps.init(params, optimizer), devices)
+        start = mesh.replicate(steps.init(params, optimizer), plan.mesh)
         state = checkpoints.restore(start) or start
         size = sum(x.size for x in jax.tree.leaves(params))
         print(f"{size:,} parameters; step {int(state.step)} of {training.steps}", flush=True)
         tokens = training.batch * training.length
-        schedule = BySteps(training.rate, training.warmup, training.steps, training.decay)
         bar = Progress(training.steps, SHOWN, tokens, always=SHOWN[-1:])
         with logs.Log(args.run, int(state.step)) as log, bar as progress:
             state = fit(
                 state,
                 steps.make_step(task.loss, optimizer),
                 feed,
-                schedule,
+                training.schedule(),
                 log,
                 checkpoints,
                 save_every=60 * args.save_every,
@@ -192,22 +174,6 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, texts:
     by_depth = {f"accepted_{k + 1}": f"depth {k + 1}" for k in range(forward.slots)}
     logs.plot(rows, args.out / "acceptance.png", by_depth, "accepted, by depth", ylabel="part of the drafts that deep")
     print(f"{args.out}: " + ", ".join(f"{k} {v:.3f}" for k, v in shown.items()))
-
-
-def _evaluation(recipe: Recipe, model: LoadedTarget, drafter: Any, target: Any, whole: Any) -> Evaluation:
-    held = recipe.held_out
-    prompts = asks.held_out_prompts(model, held, recipe.data.longest_prompt)
-    longest = max(len(prompt) for prompt in prompts) + held.max_new_tokens
-    sampling = Sampling(temperature=held.temperature)
-    return Evaluation(
-        Engine(target, max_len=longest, drafter=drafter),
-        model.params,
-        prompts,
-        held.max_new_tokens,
-        as_drafter=whole,
-        eos=model.eos_token_ids,
-        sampling=sampling,
-    )
 
 
 def _features(args: argparse.Namespace, teacher: Any, model: LoadedTarget, texts: list[Text]) -> features.Cache:

@@ -29,6 +29,14 @@ _ASKS = (
 _MARK = "THE USERS WORDS"
 
 
+def check(model: LoadedTarget, data: Data) -> None:
+    """ValueError for a target without a tokenizer, or for prompts that only one that chats is asked."""
+    chats = _tokenizer(model).chat_template is not None
+    for name in ("made_up", "asked"):
+        if getattr(data, name) and not chats:
+            raise ValueError(f"{name}: got {getattr(data, name)} with a target without a chat template, takes 0")
+
+
 def training_prompts(model: LoadedTarget, data: Data, decoder: Callable[[], Decoder]) -> list[Prompt]:
     """The prompts of a recipe; those too long, or that share 13 tokens in a row with a benchmark's, are left out.
 
@@ -36,9 +44,7 @@ def training_prompts(model: LoadedTarget, data: Data, decoder: Callable[[], Deco
     """
     tokenizer = _tokenizer(model)
     found: list[Prompt] = []
-    for name in ("made_up", "asked"):
-        if getattr(data, name) and tokenizer.chat_template is None:
-            raise ValueError(f"{name}: got a target without a chat template, takes 0")
+    check(model, data)
     if data.made_up:
         before, after = (tokenizer.encode(part, special=False) for part in _chat(tokenizer, _MARK).split(_MARK))
         longest = max(1, data.longest_prompt - len(before) - len(after))

@@ -29,8 +29,8 @@ class Earlier:
     def read(cls, training: Training, forward: Trainable, model: LoadedTarget, folder: Path) -> Earlier:
         """Load them; `folder` is what their paths are relative to.
 
-        Raises ValueError, naming the entry, for a drafter of another kind, of other sizes, or of another vocabulary
-        than the other one's.
+        Raises FileNotFoundError for what is no folder, and ValueError for a drafter of another kind, of other sizes, or
+        of another vocabulary than the other one's, naming the entry.
         """
         found: dict[str, Any] = {}
         kept = None
@@ -38,6 +38,8 @@ class Earlier:
             if getattr(training, name) is None:
                 continue
             path = folder / getattr(training, name)
+            if not path.is_dir():
+                raise FileNotFoundError(f"{name}: got {path}, takes the folder of a trained drafter")
             loaded = load_drafter(path, model)
             _same(name, path, forward, loaded.parts)
             own = getattr(loaded.params, "kept", None)

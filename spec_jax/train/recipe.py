@@ -7,8 +7,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from spec_jax.train.kinds import KINDS, BlockRecipe, DrafterRecipe, table
+from spec_jax.checks import check_number, check_sizes
+from spec_jax.sampling.settings import Sampling
+from spec_jax.train.kinds import KINDS, BlockRecipe, DrafterRecipe
 from spec_jax.train.objective import Objective
+from spec_jax.train.schedule import BySteps
+from spec_jax.train.tables import of_mapping, table
+from spec_jax.train.task import LABELS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +45,22 @@ class Data:
     greedy_share: float = 0.5
     seed: int = 0
     files: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_sizes(self, made_up=0, asked=0, passages=0, longest_prompt=1, max_new_tokens=1, batch=1, seed=0)
+        if self.files is not None:
+            check_sizes(self, files=1)
+        check_number("temperature", self.temperature, 0.0)
+        Sampling(temperature=self.temperature or 1.0, top_p=self.top_p, top_k=self.top_k)
+        check_number("greedy_share", self.greedy_share, 0.0, 1.0)
+        if not self.prompts:
+            raise ValueError("made_up, asked, passages: got 0 of each, takes at least one prompt")
+
+    @property
+    def prompts(self) -> int:
+        """How many there are at most: some are left out."""
+        return self.made_up + self.asked + self.passages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +95,23 @@ class Training:
     seed: int = 0
     measure_every: int = 200
 
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_sizes(self, steps=1, batch=1, length=2, anchors=1, warmup=0, decay=0, seed=0, measure_every=0)
+        check_number("rate", self.rate, 0.0, open_low=True)
+        check_number("weight_decay", self.weight_decay, 0.0)
+        check_number("clip", self.clip, 0.0, open_low=True)
+        if self.labels not in LABELS:
+            raise ValueError(f"labels: got {self.labels!r}, takes {', '.join(map(repr, LABELS))}")
+        for name in ("begin", "reference"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, takes a drafter's folder, or None")
+        self.schedule()
+
+    def schedule(self) -> BySteps:
+        """The learning rates; ValueError for a decay of more steps than there are."""
+        return BySteps(self.rate, self.warmup, self.steps, self.decay)
+
 
 @dataclasses.dataclass(frozen=True)
 class Held:
@@ -91,6 +129,14 @@ class Held:
     max_new_tokens: int = 64
     temperature: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_sizes(self, count=1, max_new_tokens=1)
+        Sampling(temperature=self.temperature)
+        names = self.classes
+        if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"classes: got {names!r}, takes a list of names, at least one")
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -101,6 +147,15 @@ class Recipe:
     objective: Objective = Objective()
     training: Training = Training()
     held_out: Held = Held()
+
+    def __post_init__(self) -> None:
+        """Check the tables against each other."""
+        batch, most = self.training.batch, self.data.prompts
+        if batch > most:
+            raise ValueError(f"batch: got {batch}, takes at most the number of prompts in data, {most}")
+        if self.training.reference is not None and not self.objective.tree:
+            taken = "takes None with an objective without tree"
+            raise ValueError(f"reference: got {self.training.reference!r}, {taken}")
 
     @property
     def kind(self) -> str:
@@ -121,12 +176,14 @@ class Recipe:
             given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as wrong:
             raise ValueError(f"config: {path} is no TOML: {wrong}") from wrong
-        kind = given.get("drafter", {}).pop("kind", "block")
-        if kind not in KINDS:
+        drafter = of_mapping("drafter", given.get("drafter", {}))
+        kind = drafter.pop("kind", "block")
+        if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(f"kind: got {kind!r}, takes one of {', '.join(KINDS)}")
         kinds = {"drafter": KINDS[kind], "data": Data, "training": Training, "held_out": Held}
         if unknown := set(given) - {*kinds, "objective"}:
             raise ValueError(f"config: got {sorted(unknown)}, takes tables of {', '.join(kinds)}, objective")
+        given["drafter"] = drafter
         parts: dict[str, Any] = {name: table(kind, given.get(name, {}), name) for name, kind in kinds.items()}
         return cls(**parts, objective=Objective.from_dict(given.get("objective", {})))
 

@@ -21,6 +21,9 @@ from spec_jax.train.objective import Metrics, Objective
 from spec_jax.train.slots import Said, Slots
 from spec_jax.train.tree_loss import Judge
 
+LABELS = ("text", "rollout", "inside", "draft", "again")
+"""Whose text the slots are to match (see `Task`)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
@@ -141,8 +144,8 @@ class Task:
         for name in ("anchors", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, takes 1 or more")
-        if self.labels not in ("text", "rollout", "inside", "draft", "again"):
-            raise ValueError(f"labels: got {self.labels!r}, takes 'text', 'rollout', 'inside', 'draft' or 'again'")
+        if self.labels not in LABELS:
+            raise ValueError(f"labels: got {self.labels!r}, takes {', '.join(map(repr, LABELS))}")
         carries = getattr(getattr(self.forward, "config", None), "rejected", None)
         if (carries is not None) != (self.labels == "again"):
             raise ValueError(f"labels: got {self.labels!r} for a drafter with rejected={carries}; 'again' is for such")

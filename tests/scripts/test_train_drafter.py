@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,44 +27,12 @@ from spec_jax.train import logs, vocabulary  # noqa: E402
 from spec_jax.train.block import KEPT  # noqa: E402
 from spec_jax.train.recipe import Recipe  # noqa: E402
 from spec_jax.train.store import Store  # noqa: E402
+from tests.processes import environment, printed  # noqa: E402
+from tests.scripts.recipe_mistakes import MISTAKES, RECIPE  # noqa: E402
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_drafter.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "train_drafter.py"
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-RECIPE = """
-[drafter]
-block_size = 4
-intermediate_size = 32
-draft_vocab_size = 64
-head = "markov"
-head_settings = { rank = 4 }
-slots = "shifted"
-
-[data]
-passages = 12
-files = 3
-longest_prompt = 16
-max_new_tokens = 12
-batch = 4
-
-[objective]
-divergences = { ce = 0.1, l1 = 0.9 }
-weights = { decay = { gamma = 4.0 } }
-confidence = 1.0
-
-[training]
-steps = 6
-batch = 4
-length = 24
-anchors = 4
-warmup = 1
-decay = 2
-measure_every = 3
-
-[held_out]
-classes = ["passages"]
-count = 2
-max_new_tokens = 8
-"""
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +116,9 @@ def test_trees_are_compared_with_earlier_weights(tmp_path, script, target):
     grown = RECIPE.replace("steps = 6", "steps = 2").replace("measure_every = 3", "measure_every = 0")
     grown = grown.replace("confidence = 1.0", "confidence = 1.0\ntree = 1.0\ntree_nodes = 17\ntree_children = 16")
     grown = grown.replace("batch = 4\nlength", 'begin = "a"\nreference = "b"\nbatch = 4\nlength')
-    recipe.write_text(grown)
+    recipe.write_text(RECIPE)
     script("--config", recipe, "--run", tmp_path / "run", "--texts", tmp_path / "texts", "--texts-only")
+    recipe.write_text(grown)
     written = [text.tokens[text.mask] for text in Store.existing(tmp_path / "texts").read()]
     kept = vocabulary.most_frequent(vocabulary.count(written, 257), 64, (0,))
     forward, shared = Recipe.load(recipe).drafter.forward(model.target.config), {KEPT: jnp.asarray(kept)}
@@ -173,3 +143,21 @@ def test_mistakes_are_one_line(tmp_path, script):
     assert "config: " in script("--config", tmp_path / "none.toml", "--run", tmp_path, status=2)
     (tmp_path / "bad.toml").write_text("[drafter]\nlayer = 1\n")
     assert "drafter: got ['layer']" in script("--config", tmp_path / "bad.toml", "--run", tmp_path, status=2)
+
+
+@pytest.fixture(scope="module")
+def told(target, tmp_path_factory):
+    """What the script said of every mistake, its status, and what it left, from a process without checks of types."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    command = [sys.executable, "-m", "tests.scripts.recipe_mistakes", str(folder), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=600)
+    assert done.returncode == 0, done.stderr
+    return printed(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[message[:40] for _, message in MISTAKES])
+def test_a_mistake_is_found_before_the_texts(told, number):
+    """What a recipe says wrong, for a target of two layers without an MTP head, is told before anything is written."""
+    found, (_, message) = told[number], MISTAKES[number]
+    assert message in found["said"] and found["said"].startswith("error: ")
+    assert found["status"] == 2 and found["made"] == ["toy.toml"]

@@ -8,7 +8,8 @@ from spec_jax.drafters.block.heads.gru import Domino
 from spec_jax.drafters.block.heads.head import Plain
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.train.block import BlockForward
-from spec_jax.train.kinds import HEADS, BlockRecipe, ParallelRecipe
+from spec_jax.train.block_recipe import HEADS, BlockRecipe
+from spec_jax.train.kinds import ParallelRecipe
 from spec_jax.train.recipe import Recipe
 from tests.train import toy
 
@@ -79,7 +80,7 @@ def test_every_head_is_there(name):
 
 def test_a_file_may_leave_things_out(tmp_path):
     path = tmp_path / "r.toml"
-    path.write_text("[training]\nsteps = 7\n[objective]\ndivergences = {ce = 0.5, tv = 0.5}\n")
+    path.write_text("[training]\nsteps = 7\ndecay = 3\n[objective]\ndivergences = {ce = 0.5, tv = 0.5}\n")
     recipe = Recipe.load(path)
     assert recipe.training.steps == 7 and recipe.drafter == BlockRecipe()
     assert recipe.objective.divergences == (("ce", 0.5), ("tv", 0.5))
