@@ -86,6 +86,9 @@ def _shared(forward: Trainable, earlier: begun.Earlier, model: LoadedTarget, wri
         kept = vocabulary.most_frequent(counts, small, model.eos_token_ids)
     if kept is not None:
         shared[block.KEPT] = jnp.asarray(kept)
+    table = forward.counted(written) if isinstance(forward, block.BlockForward) else None
+    if table is not None:
+        shared[block.TABLE] = table
     if earlier.reference is not None:
         shared[begun.REFERENCE] = earlier.reference
     return shared

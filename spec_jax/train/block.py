@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
 from jax import lax
 from jaxtyping import Array
 
@@ -17,7 +19,8 @@ from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.drafter import BlockDrafter
 from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.expander import teacher_logits
-from spec_jax.drafters.block.heads.head import Head, Plain
+from spec_jax.drafters.block.heads.bigram import Bigram, BigramParams
+from spec_jax.drafters.block.heads.head import PLAIN, Head, Plain
 from spec_jax.drafters.block.heads.markov import Markov, MarkovParams
 from spec_jax.drafters.block.network import BlockParams, Network, init_network
 from spec_jax.drafters.block.text import text_blocks
@@ -29,10 +32,13 @@ from spec_jax.train.task import Asked
 KEPT = "kept"
 """The name under which `Batch.shared` holds a reduced vocabulary's target ids."""
 
+TABLE = "table"
+"""The name under which it holds the n-gram table of a head that is counted (`Bigram`)."""
+
 
 @flax.struct.dataclass
 class Trained:
-    """What of a block drafter is trained; the target's embedding, norm and head are not."""
+    """What of a block drafter is trained; the target's embedding, norm and head are not, nor is an n-gram table."""
 
     network: Network
     head: Any = None
@@ -41,7 +47,10 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class BlockForward:
-    """DFlash and its family as a `task.Forward`; a head is given the true tokens before each slot."""
+    """DFlash and its family as a `task.Forward`; a head is given the true tokens before each slot.
+
+    An n-gram table (DART) has no part in training: the network learns alone, the table is counted (`counted`).
+    """
 
     config: BlockConfig
     head: Head = Plain()
@@ -63,7 +72,7 @@ class BlockForward:
         kept = asked.carried
         if kept is not None:
             kept = dataclasses.replace(kept, features=kept.features[:, :, : len(self.taps)])
-        head = self.head.uncut
+        head = PLAIN if self.is_counted else self.head.uncut
         found = text_blocks(self.config, whole, features, asked.tokens, asked.anchors, head, kept)
         rows = found.block.normed.reshape(*asked.anchors.shape, *found.block.normed.shape[1:])
         rows = rows if self.config.rejected is not None else None
@@ -80,13 +89,24 @@ class BlockForward:
         return Said(logits, found.base, confidence, rows=rows)
 
     def as_drafter(self, trained: Trained, target_params: Any, shared: Any = None) -> BlockParams:
-        """The parameters as the drafter takes them."""
+        """The parameters as the drafter takes them; ValueError for a head that is counted, without its table."""
+        if self.is_counted and (shared is None or TABLE not in shared):
+            raise ValueError(f"shared: got no n-gram table, takes one as {TABLE!r} with the head Bigram")
         return drafter_params(trained, target_params, shared)
 
     def trained(self, params: BlockParams) -> Trained:
         """What is trained of a drafter's parameters."""
         own = self.config.draft_vocab_size is not None and self.config.own_head
-        return Trained(params.network, params.head, params.lm_head if own else None)
+        return Trained(params.network, None if self.is_counted else params.head, params.lm_head if own else None)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the head is a table of n-grams."""
+        return isinstance(self.head, Bigram)
+
+    def counted(self, texts: Iterable[npt.ArrayLike]) -> BigramParams | None:
+        """The n-gram table of texts, for `Batch.shared`; None for a head that has none."""
+        return self.head.counted_in(texts, self.config) if isinstance(self.head, Bigram) else None
 
     def drafter(self, shape: Growth) -> BlockDrafter:
         """The drafter with drafts of a shape."""
@@ -109,7 +129,8 @@ class BlockForward:
             if kept is None:
                 raise ValueError("kept: got None, takes the draft vocabulary's token ids")
             lm_head = ends_of(target_params).columns(jnp.asarray(kept)) if self.config.own_head else None
-        return Trained(init_network(self.config, network_key), self.head.init(self.config, head_key), lm_head)
+        head = None if self.is_counted else self.head.init(self.config, head_key)
+        return Trained(init_network(self.config, network_key), head, lm_head)
 
 
 def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> BlockParams:
@@ -117,7 +138,7 @@ def drafter_params(trained: Trained, target_params: Any, shared: Any = None) -> 
 
     A confidence head's temperatures are set by calibration, not trained.
     """
-    head = trained.head
+    head = trained.head if shared is None else shared.get(TABLE, trained.head)
     if isinstance(head, MarkovParams) and head.temperature is not None:
         head = dataclasses.replace(head, temperature=lax.stop_gradient(head.temperature))
     kept = None if shared is None else shared.get(KEPT)

@@ -25,6 +25,7 @@ HEADS = {
     "local": "local.Local",
     "mixture": "mixture.Mixture",
     "ancestor": "ancestor.Ancestor",
+    "bigram": "bigram.Bigram",
 }
 
 
@@ -33,9 +34,11 @@ class BlockRecipe(Settings):
     """A block-parallel drafter for whatever target it is trained for; what is None follows the target.
 
     Attributes:
-        layers: layers, all full or all sliding (with `sliding_window`).
-        block_size: see `BlockConfig`; slots, is_causal (JetSpec: True), taps, sliding_window and mask_token too.
-        head: a name of HEADS; head_settings are its fields.
+        layers: layers; without layer_types all full, or all sliding with a `sliding_window`.
+        layer_types: "full_attention" or "sliding_attention" for each of them.
+        is_causal: of all layers (JetSpec: True), or a list with a flag for each; None: the sliding ones are.
+        block_size: see `BlockConfig`; slots, taps, sliding_window, mask_token and per_layer_features (DFlare) too.
+        head: a name of HEADS; head_settings are its fields. A "bigram" (DART) is counted in the training text.
         intermediate_size: None: the target's, or four times the hidden size if it has experts.
         draft_vocab_size: the most frequent tokens of the training text; None: all tokens.
         own_head: whether a reduced vocabulary's map to logits is trained, or is the target's columns as they are.
@@ -46,7 +49,8 @@ class BlockRecipe(Settings):
     layers: int = 1
     block_size: int = 8
     slots: Literal["fill_in", "shifted"] = "fill_in"
-    is_causal: bool | None = None
+    layer_types: tuple[str, ...] | None = None
+    is_causal: bool | tuple[bool, ...] | None = None
     head: str = "plain"
     head_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     intermediate_size: int | None = None
@@ -58,18 +62,34 @@ class BlockRecipe(Settings):
     rejected: Literal["carryover", "retrace"] | None = None
     conv_kernel_size: int | None = None
     conv_group_size: int | None = None
+    per_layer_features: bool = False
     embedding_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check every field that says without a target what it takes."""
+        super().__post_init__()
+        types, window, n = self.layer_types, self.sliding_window, self.layers
+        if types is not None and len(types) != n:
+            raise ValueError(f"layer_types: got {types}, takes a kind for each of the layers, {n}")
+        if window is not None and types is not None and SLIDING not in types:
+            raise ValueError(f"sliding_window: got {window} with no sliding layer in layer_types, takes None")
+        flags = self.is_causal if isinstance(self.is_causal, tuple) else (self.is_causal or False,) * n
+        if len(flags) != n or not all(isinstance(flag, bool) for flag in flags):
+            raise ValueError(f"is_causal: got {self.is_causal!r}, takes true, false, or a list of these for {n} layers")
+        if self.head == "bigram" and self.draft_vocab_size is not None:
+            raise ValueError(f"draft_vocab_size: got {self.draft_vocab_size}, takes None with the head 'bigram'")
 
     def config(self, target: Any) -> BlockConfig:
         """The network's sizes for a target's config."""
-        types = (FULL if self.sliding_window is None else SLIDING,) * self.layers
+        types = self.layer_types or (FULL if self.sliding_window is None else SLIDING,) * self.layers
+        each = self.is_causal if isinstance(self.is_causal, tuple) else causal_layers(types, self.is_causal)
         return BlockConfig(
             **sizes(target, self.intermediate_size),
             block_size=self.block_size,
             mask_token=target.vocab_size - 1 if self.mask_token is None else self.mask_token,
             taps=tapped(self.taps, default_taps(target.num_layers, self.layers), target),
             layer_types=types,
-            causal=causal_layers(types, self.is_causal),
+            causal=each,
             slots=self.slots,
             sliding_window=self.sliding_window,
             draft_vocab_size=self.draft_vocab_size,
@@ -77,6 +97,7 @@ class BlockRecipe(Settings):
             rejected=self.rejected,
             conv_kernel_size=self.conv_kernel_size,
             conv_group_size=self.conv_group_size,
+            per_layer_features=self.per_layer_features,
             embedding_scale=self.embedding_scale,
         )
 

@@ -28,7 +28,8 @@ class EagleRecipe(Settings):
 
     Attributes:
         slots: steps of the training-time test, and tokens that it drafts.
-        layers, inputs, taps, mask_token, norm_output, own_head: see `EagleConfig`.
+        layers, inputs, taps, mask_token, norm_output, own_head: see `EagleConfig`; feature_norm ("none", "each" or
+            "all") and norm_before_residual too.
         intermediate_size: None: the target's, or four times the hidden size if it has experts.
         draft_vocab_size: the most frequent tokens of the training text; None: all tokens.
     """
@@ -39,6 +40,8 @@ class EagleRecipe(Settings):
     taps: tuple[int, ...] | None = None
     mask_token: int | None = None
     norm_output: bool = False
+    feature_norm: Literal["none", "each", "all"] = "none"
+    norm_before_residual: bool = False
     intermediate_size: int | None = None
     draft_vocab_size: int | None = None
     own_head: bool = False
@@ -52,6 +55,8 @@ class EagleRecipe(Settings):
             num_layers=self.layers,
             inputs=self.inputs,
             norm_output=self.norm_output,
+            feature_norm=self.feature_norm,
+            norm_before_residual=self.norm_before_residual,
             mask_token=self.mask_token,
             final_norm_eps=target.rms_norm_eps if self.inputs == "fused" else None,
             own_head=self.own_head,

@@ -1,16 +1,24 @@
 import dataclasses
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from spec_jax.drafters.block.config import FULL, SLIDING
 from spec_jax.drafters.block.heads.gru import Domino
 from spec_jax.drafters.block.heads.head import Plain
 from spec_jax.drafters.block.heads.markov import Markov
+from spec_jax.drafters.load import load_drafter
+from spec_jax.models.load import LoadedTarget
+from spec_jax.train import block, features
+from spec_jax.train import step as steps
 from spec_jax.train.block import BlockForward
 from spec_jax.train.block_recipe import HEADS, BlockRecipe
-from spec_jax.train.kinds import ParallelRecipe
+from spec_jax.train.kinds import EagleRecipe, ParallelRecipe
+from spec_jax.train.objective import Objective
 from spec_jax.train.recipe import Recipe
+from spec_jax.train.task import Task
 from tests.train import toy
 
 RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "drafting" / "recipes").glob("*.toml"))
@@ -68,6 +76,65 @@ def test_heads_have_their_settings():
         BlockRecipe(head="gru").make_head()
     with pytest.raises(ValueError, match="head_settings: got \\['low'\\], takes some of"):
         BlockRecipe(head="markov", head_settings={"low": 8}).make_head()
+
+
+def test_layers_may_differ():
+    kinds, flags = (FULL, SLIDING, FULL), (False, True, True)
+    config = BlockRecipe(layers=3, layer_types=kinds, is_causal=flags, sliding_window=8).config(SMOLLM2)
+    assert (config.layer_types, config.causal, config.sliding_window) == (kinds, flags, 8)
+    config = BlockRecipe(layers=2, layer_types=(FULL, SLIDING), sliding_window=8).config(SMOLLM2)
+    assert config.causal == (False, True)
+
+
+STEPPED = {
+    "per_layer_features, layer_types": (
+        BlockRecipe(
+            layers=2,
+            block_size=4,
+            taps=(1, 2),
+            layer_types=(FULL, SLIDING),
+            is_causal=(True, False),
+            sliding_window=3,
+            per_layer_features=True,
+        ),
+        lambda new: new.network.mix[1],
+    ),
+    "bigram": (
+        BlockRecipe(block_size=4, head="bigram", head_settings={"successors": 3}),
+        lambda new: new.network.fc.kernel,
+    ),
+    "feature_norm, norm_before_residual": (
+        EagleRecipe(slots=2, taps=(1, 2), feature_norm="each", norm_before_residual=True),
+        lambda new: new.network.feature_norms[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_a_step_of_training_with_a_setting(tmp_path, name):
+    """The step moves what the setting adds, and the drafter is read back with the setting and what was learnt."""
+    recipe, part = STEPPED[name]
+    forward, weights = recipe.forward(toy.CONFIG), toy.params()
+    shared = {block.TABLE: forward.counted([[1, 2, 3], [1, 2, 5]])} if name == "bigram" else None
+    task = Task(forward, features.with_last(forward.tapped(toy.target()), toy.LAYERS), Objective(), 4, 10)
+
+    @jax.jit
+    def run(key, batch):
+        begin = forward.init(key, batch.target)
+        optimizer = steps.adamw(begin)
+        return begin, *steps.make_step(task.loss, optimizer)(steps.init(begin, optimizer), batch, 1e-2)
+
+    begin, state, metrics = run(jax.random.key(0), toy.batch(weights=weights, shared=shared))
+    assert np.isfinite(metrics["loss"]) and np.abs(part(state.params) - part(begin)).max() > 1e-4
+    whole = forward.as_drafter(state.params, weights, shared)
+    forward.save(tmp_path, whole, "toy")
+    loaded = load_drafter(tmp_path, LoadedTarget(toy.target(()), weights, None, (), 64))
+    assert loaded.parts["network"] == forward.config and loaded.parts.get("head") == getattr(forward, "head", None)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, whole)
+    if name == "bigram":
+        np.testing.assert_array_equal(loaded.params.head.successors[1:3], [[2, -1, -1], [3, 5, -1]])
+        with pytest.raises(ValueError, match="shared: got no n-gram table, takes one as 'table'"):
+            forward.as_drafter(state.params, weights)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import flax.struct
@@ -49,8 +50,13 @@ class Bigram(Causal):
 
     def counted(self, tokens: npt.ArrayLike, config: BlockConfig) -> BigramParams:
         """The table of a text."""
-        text = np.asarray(tokens)
-        pairs, counts = np.unique(np.stack([text[:-1], text[1:]], axis=1), axis=0, return_counts=True)
+        return self.counted_in([tokens], config)
+
+    def counted_in(self, texts: Iterable[npt.ArrayLike], config: BlockConfig) -> BigramParams:
+        """The table of several texts; no pair reaches from one into the next."""
+        each = [np.stack([text[:-1], text[1:]], axis=1) for text in map(np.asarray, texts)]
+        every = np.concatenate([np.zeros((0, 2), np.int64), *each])
+        pairs, counts = np.unique(every, axis=0, return_counts=True)
         ids = np.full((config.vocab_size, self.successors), -1, np.int32)
         gain = np.zeros(ids.shape, np.float32)
         order = np.lexsort((pairs[:, 1], -counts, pairs[:, 0]))
