@@ -34,6 +34,7 @@ from spec_jax.sampling.settings import Sampling  # noqa: E402
 from spec_jax.train import block, features, logs, mesh  # noqa: E402
 from spec_jax.train import step as steps  # noqa: E402
 from spec_jax.train.checkpoints import Checkpoints  # noqa: E402
+from spec_jax.train.confidence import calibrated  # noqa: E402
 from spec_jax.train.evaluate import Evaluation  # noqa: E402
 from spec_jax.train.fit import fit  # noqa: E402
 from spec_jax.train.loader import Feed, windows  # noqa: E402
@@ -166,7 +167,11 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, plan: 
         "tokens": counted(texts),
         "reached": shown,
     }
-    forward.save(args.out, whole(state.params), args.target, np.float16)
+    done = state.params
+    if recipe.objective.confidence and int(state.step) == training.steps:
+        done = _calibrated(recipe, plan, model, shared, evaluation, done)
+        about["temperatures"] = np.asarray(done.head.temperature).tolist()
+    forward.save(args.out, whole(done), args.target, np.float16)
     (args.out / "training.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     (args.out / "README.md").write_text(card.text(args.config, args.target, recipe, about), encoding="utf-8")
     curves = {"loss": "loss", "draft_loss": "of the drafted logits"}
@@ -174,6 +179,23 @@ def _train(args: argparse.Namespace, recipe: Recipe, model: LoadedTarget, plan: 
     by_depth = {f"accepted_{k + 1}": f"depth {k + 1}" for k in range(forward.slots)}
     logs.plot(rows, args.out / "acceptance.png", by_depth, "accepted, by depth", ylabel="part of the drafts that deep")
     print(f"{args.out}: " + ", ".join(f"{k} {v:.3f}" for k, v in shown.items()))
+
+
+def _calibrated(
+    recipe: Recipe, plan: Plan, model: LoadedTarget, shared: Any, evaluation: Evaluation, params: Any
+) -> Any:
+    """The parameters with a confidence head calibrated on the answers to held-out prompts, if these are long enough."""
+    texts = []
+    for i, (prompt, result) in enumerate(zip(plan.held_out, evaluation.results, strict=True)):
+        tokens = np.array([*prompt, *result.tokens], np.int32)
+        texts.append(Text(i, tokens, np.arange(len(tokens)) >= len(prompt)))
+    length, slots = max(len(text.tokens) for text in texts), plan.forward.slots
+    if all(len(result.tokens) < slots for result in evaluation.results):
+        print(f"no held-out answer has {slots} tokens: confidences stay as they are", flush=True)
+        return params
+    feed = Feed(windows(texts, length, 1, recipe.training.seed), model.params, shared or None)
+    every = dataclasses.replace(plan.task, anchors=length)
+    return calibrated(every, params, feed, len(texts), recipe.held_out.temperature)
 
 
 def _features(args: argparse.Namespace, teacher: Any, model: LoadedTarget, texts: list[Text]) -> features.Cache:

@@ -158,7 +158,7 @@ class Task:
 
     def loss(self, params: Any, batch: Batch) -> tuple[Array, Metrics]:
         """The loss of a batch and its metrics, as `step.make_step` takes it."""
-        slots, said, asked = self._run(params, batch)
+        slots, said, asked = self.run(params, batch)
         total, metrics = self.objective(slots, said, batch.step / self.steps)
         if self.objective.tree > 0:
             judge = Judge(self.target, self.objective.tree_nodes, self.objective.tree_children)
@@ -179,10 +179,10 @@ class Task:
 
     def slots(self, params: Any, batch: Batch) -> tuple[Slots, Said]:
         """What the drafter says in a batch, beside what is right: [B, R] blocks, or with others inside [N]."""
-        return self._run(params, batch)[:2]
+        return self.run(params, batch)[:2]
 
-    def _run(self, params: Any, batch: Batch) -> tuple[Slots, Said, Asked]:
-        """The slots, what was said, and what was asked behind the anchors in the texts."""
+    def run(self, params: Any, batch: Batch) -> tuple[Slots, Said, Asked]:
+        """`slots`, and what was asked behind the anchors in the texts."""
         texts, t = batch.texts, batch.texts.tokens.shape[1]
         key = jax.random.fold_in(jax.random.key(self.seed), batch.step)
         draw, inner, sample = jax.random.split(key, 3)

@@ -96,6 +96,9 @@ def test_from_a_recipe_to_weights(tmp_path, script, target):
     assert "12 answers" in (run / "out" / "README.md").read_text()
     model = load_target(str(target))
     loaded = load_drafter(run / "out", model)
+    temperatures = np.asarray(loaded.params.head.temperature)  # greedy answers of noise are hardly ever foreseen
+    np.testing.assert_allclose(temperatures, about["temperatures"], rtol=1e-3)
+    assert temperatures.shape == (4,) and (temperatures != 1).any()
     engine = Engine(loaded.target, max_len=32, drafter=loaded.drafter, prefill_chunk=8)
     [result] = Decoder(engine, model.params, loaded.params, batch=1).generate([(1, 2, 3)], 8)
     plain = Decoder(Engine(model.target, max_len=32, prefill_chunk=8), model.params, batch=1)
