@@ -20,12 +20,13 @@ from spec_jax.drafters.drafter import Drafter
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.medusa import MedusaConfig
+from spec_jax.drafters.mlp_speculator import MlpConfig
 from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.engine.engine import Engine
 from spec_jax.models.target import Target
 
-Network = BlockConfig | EagleConfig | MedusaConfig | RecurrentConfig | ParallelConfig | EarlyExitConfig
+Network = BlockConfig | EagleConfig | MedusaConfig | MlpConfig | RecurrentConfig | ParallelConfig | EarlyExitConfig
 
 
 def names() -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import choose
 import jax.numpy as jnp
 
-from spec_jax.drafters import early_exit, medusa_files, parallel_files, recurrent_files
+from spec_jax.drafters import early_exit, medusa_files, mlp_speculator_files, parallel_files, recurrent_files
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block import weights as block
 from spec_jax.drafters.block.drafter import BlockDrafter
@@ -27,6 +27,7 @@ from spec_jax.drafters.eagle.head import EagleHead
 from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.head_tree import HeadTree
 from spec_jax.drafters.load import LoadedDrafter, load_drafter
+from spec_jax.drafters.mlp_speculator import MlpHead
 from spec_jax.drafters.model_tree import ModelTree
 from spec_jax.drafters.parallel_model import ParallelModel
 from spec_jax.drafters.recurrent import RecurrentHead
@@ -81,6 +82,9 @@ def write(out: Path, loaded: LoadedDrafter, model: LoadedTarget, to: str, verifi
         form = "published" if head.config.inputs == "fused" else "speculators"
         _only(to, form, "an EAGLE-1 head" if form == "published" else "an EAGLE-3 or P-EAGLE head")
         eagle.save(out, head.config, params, verifier, steps=drafter.depth)
+    elif isinstance(head, MlpHead):
+        _only(to, "published", "an MLP speculator")
+        mlp_speculator_files.save(out, head.config, params, name)
     else:
         _only(to, "published", "Medusa's or Hydra's heads")
         medusa_files.save(out, head.config, params, name)

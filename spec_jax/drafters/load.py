@@ -12,6 +12,8 @@ from spec_jax.drafters import (
     early_exit,
     medusa,
     medusa_files,
+    mlp_speculator,
+    mlp_speculator_files,
     parallel_files,
     parallel_model,
     recurrent,
@@ -46,15 +48,15 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
 
     Block drafters: DFlash and DFlash 2 (z-lab), DSpark, JetSpec, Domino, TreeFlash, speculators (dflash, dflash2,
     dspark, xpress), and what `block.native.save_native` writes. EAGLE heads: EAGLE-3 (SafeAILab, SGLang), EAGLE-1 and
-    EAGLE-2 (SGLang), speculators (eagle3, peagle), and what `eagle.weights.save` writes. Medusa's heads, and ours of
-    Hydra (`medusa_files.save`) and ReDrafter (`recurrent_files.save`). PARD's models, and ours (`parallel_files.save`).
-    Adapters behind an early exit (`early_exit.save`).
+    EAGLE-2 (SGLang), speculators (eagle3, peagle), and what `eagle.weights.save` writes. Medusa's heads, IBM's MLP
+    speculators, and ours of Hydra (`medusa_files.save`) and ReDrafter (`recurrent_files.save`). PARD's models, and ours
+    (`parallel_files.save`). Adapters behind an early exit (`early_exit.save`).
 
     Args:
         path: the directory.
         target: the target as `models.load.load_target` gives it: `.target` and `.params`.
         shape: the drafts, a `Growth`, `BestFirst`, `Branching` or `Choices`; None: a coupled chain, as deep as the
-            block, as there are heads, or as any other was trained for (if that is not said 5, of PARD 8).
+            block, as there are heads or stages, or as any other was trained for (if that is not said 5, of PARD 8).
         dtype: of the parameters.
 
     Raises:
@@ -78,6 +80,10 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
     elif medusa_files.is_medusa(fields):
         config, own = medusa_files.from_tensors(path, fields, tensors, model, params, dtype)
         drafter = medusa.drafter(config, shape or eagle.chain(config.num_heads))
+        return LoadedDrafter(drafter, own, medusa.tapped(config, model), {"network": config})
+    elif mlp_speculator_files.is_mlp(fields):
+        config, own = mlp_speculator_files.from_tensors(path, fields, tensors, model, params, dtype)
+        drafter = mlp_speculator.drafter(config, shape or eagle.chain(config.num_stages))
         return LoadedDrafter(drafter, own, medusa.tapped(config, model), {"network": config})
     elif fields.get("format") == recurrent_files.FORMAT:
         config, own, steps = recurrent_files.from_tensors(path, fields, tensors, model, params, dtype)

@@ -131,6 +131,26 @@ class LastHidden:
             )
         return features[:, :, 0]
 
+    def init(self, params: Any, batch: int, max_len: int) -> tuple[tuple[()], Float[Array, "b hidden"]]:
+        """Nothing, and zeros."""
+        return (), jnp.zeros((batch, self.config.hidden_size), params.ends.norm.dtype)
+
+    def context(self, params: Any, taken: Float[Array, "b n hidden"]) -> Float[Array, "b n hidden"]:
+        """Behind the target's final norm."""
+        return params.ends.final(taken, self.config.final_norm_eps)
+
+    def score(
+        self,
+        params: Any,
+        state: tuple[()],
+        context: Float[Array, "b n hidden"],
+        tree: Tree,
+        staged: Any = None,
+        nodes: tuple[Int[Array, ""] | int, int] | None = None,
+    ) -> tuple[Float[Array, "b n hidden"], tuple[()]]:
+        """The target's own state is the context behind a pair."""
+        return context, ()
+
     def commit(self, state: tuple[()], staged: tuple[()], length: Int[Array, "b"]) -> tuple[()]:
         """Nothing is kept."""
         return state
@@ -159,26 +179,6 @@ class MedusaHead(LastHidden):
     def depth(self) -> int:
         """As many as there are heads."""
         return self.config.num_heads
-
-    def init(self, params: MedusaParams, batch: int, max_len: int) -> tuple[tuple[()], Float[Array, "b hidden"]]:
-        """Nothing, and zeros."""
-        return (), jnp.zeros((batch, self.config.hidden_size), params.ends.norm.dtype)
-
-    def context(self, params: MedusaParams, taken: Float[Array, "b n hidden"]) -> Float[Array, "b n hidden"]:
-        """Behind the target's final norm."""
-        return params.ends.final(taken, self.config.final_norm_eps)
-
-    def score(
-        self,
-        params: MedusaParams,
-        state: tuple[()],
-        context: Float[Array, "b n hidden"],
-        tree: Tree,
-        staged: Any = None,
-        nodes: tuple[Int[Array, ""] | int, int] | None = None,
-    ) -> tuple[Float[Array, "b n hidden"], tuple[()]]:
-        """The target's own state is the context behind a pair."""
-        return context, ()
 
     def logits(self, params: MedusaParams, context: Float[Array, "b n hidden"]) -> Float[Array, "b n vocab"]:
         """The first head's, which needs no drafted token; ValueError for Hydra's, which needs the anchor."""

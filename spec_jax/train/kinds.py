@@ -8,6 +8,7 @@ from typing import Any, Literal
 from spec_jax.drafters.eagle.config import EagleConfig, default_taps
 from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.medusa import MedusaConfig
+from spec_jax.drafters.mlp_speculator import MlpConfig
 from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.models.gguf import load_gguf
@@ -16,7 +17,7 @@ from spec_jax.models.load import model_path
 from spec_jax.train.block_recipe import BlockRecipe
 from spec_jax.train.early_exit import EarlyExitForward
 from spec_jax.train.heads import EagleForward, MtpForward
-from spec_jax.train.last_hidden import MedusaForward, RecurrentForward
+from spec_jax.train.last_hidden import MedusaForward, MlpForward, RecurrentForward
 from spec_jax.train.parallel import ParallelForward, first_layers
 from spec_jax.train.tables import Settings, sizes, tapped
 from spec_jax.train.task import Trainable
@@ -95,6 +96,22 @@ class MtpRecipe(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
+class MlpRecipe(Settings):
+    """The MLP speculator's stages; see `MlpConfig`. inner_size: None: the target's hidden size."""
+
+    stages: int = 3
+    inner_size: int | None = None
+    tie_weights: bool = False
+    scale_input: bool = False
+
+    def forward(self, target: Any) -> Trainable:
+        """The training forward for a target's config."""
+        sizes = (target.vocab_size, target.hidden_size, self.stages, self.inner_size)
+        config = MlpConfig(*sizes, self.tie_weights, self.scale_input, target.rms_norm_eps)
+        return MlpForward(config, target.num_layers)
+
+
+@dataclasses.dataclass(frozen=True)
 class RecurrentRecipe(Settings):
     """ReDrafter's head: `slots` tokens that it is trained to draft, and `RecurrentConfig`'s blocks."""
 
@@ -162,6 +179,7 @@ KINDS = {
     "eagle": EagleRecipe,
     "medusa": MedusaRecipe,
     "mtp": MtpRecipe,
+    "mlp_speculator": MlpRecipe,
     "recurrent": RecurrentRecipe,
     "parallel": ParallelRecipe,
     "early_exit": EarlyExitRecipe,
@@ -169,5 +187,12 @@ KINDS = {
 """What `kind` in the table drafter says; "block" if it is not there."""
 
 DrafterRecipe = (
-    BlockRecipe | EagleRecipe | MedusaRecipe | MtpRecipe | RecurrentRecipe | ParallelRecipe | EarlyExitRecipe
+    BlockRecipe
+    | EagleRecipe
+    | MedusaRecipe
+    | MlpRecipe
+    | MtpRecipe
+    | RecurrentRecipe
+    | ParallelRecipe
+    | EarlyExitRecipe
 )

@@ -1,4 +1,4 @@
-"""Training forwards of heads that read the target's last hidden state alone: Medusa's, Hydra's and ReDrafter's."""
+"""Training forwards of heads on the target's last hidden state alone: Medusa, Hydra, MLP speculator, ReDrafter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from spec_jax.drafters import medusa, medusa_files, recurrent, recurrent_files
+from spec_jax.drafters import medusa, medusa_files, mlp_speculator, mlp_speculator_files, recurrent, recurrent_files
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.medusa import MedusaConfig, MedusaParams
+from spec_jax.drafters.mlp_speculator import MlpConfig, MlpParams
 from spec_jax.drafters.recurrent import RecurrentConfig, RecurrentParams
 from spec_jax.topology.growth import Growth
 from spec_jax.train.block import fixed_ends
@@ -50,7 +51,7 @@ class _LastHidden:
         return Said(self.made.text_logits(self.config, whole, *given))
 
     def init(self, key: Array, target_params: Any, kept: Any = None) -> Any:
-        """Heads that begin as the target's own."""
+        """As the network begins."""
         return jax.tree.map(jnp.copy, self.trained(self.made.init_params(self.config, key, ends_of(target_params))))
 
     def as_drafter(self, trained: Any, target_params: Any, shared: Any = None) -> Any:
@@ -86,6 +87,24 @@ class MedusaForward(_LastHidden):
     def save(self, directory: str | Path, params: Any, target: str, dtype: Any = None) -> None:
         """Write what `load_drafter` reads."""
         medusa_files.save(directory, self.config, params, target, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class MlpForward(_LastHidden):
+    """The MLP speculator (arXiv 2404.19124) as a `Trainable`: given the right token before each stage's own."""
+
+    config: MlpConfig
+    made = mlp_speculator
+    params = MlpParams
+
+    @property
+    def slots(self) -> int:
+        """As many as there are stages."""
+        return self.config.num_stages
+
+    def save(self, directory: str | Path, params: Any, target: str, dtype: Any = None) -> None:
+        """Write what `load_drafter` reads."""
+        mlp_speculator_files.save(directory, self.config, params, target, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

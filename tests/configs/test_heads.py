@@ -34,7 +34,7 @@ from tests.drafters.hybrid import V, fair
 from tests.models import qwen_kit
 
 TRAINED = pathlib.Path(load.__file__).with_name("trained")
-LLAMA = {name: heads.CONFIGS[name] for name in ("eagle3", "p_eagle", "medusa", "hydra")}
+LLAMA = {name: heads.CONFIGS[name] for name in ("eagle3", "p_eagle", "medusa", "hydra", "mlp_speculator")}
 LLAMA |= {
     "eagle": heads.CONFIGS["eagle1"],
     "eagle2": heads.CONFIGS["eagle1"],
@@ -56,7 +56,8 @@ def plain():
     return np.asarray(texts(Engine(kit.llama()[0], 24)).tokens)
 
 
-@pytest.mark.parametrize("name", names(LLAMA, {"eagle2", "eagle3_post_norm", "eesd"}))  # as eagle, eagle3, kangaroo
+# As eagle, eagle3, kangaroo and hydra, and round by round in drafters/.
+@pytest.mark.parametrize("name", names(LLAMA, {"eagle2", "eagle3_post_norm", "eesd", "mlp_speculator"}))
 def test_text_is_plain_decodings(name):
     config = LLAMA[name]
     engine = narrow(configs.build(name, kit.llama()[0], 24, network=config))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spec_jax.drafters import medusa_files, mtp
+from spec_jax.drafters import medusa_files, mlp_speculator_files, mtp
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block import weights as block
 from spec_jax.drafters.eagle import weights as eagle
@@ -63,7 +63,8 @@ def write(name, folder):
     elif heads.is_eagle(config := heads.CONFIGS[name]):
         eagle.save(folder, config, heads.params(config), VERIFIER)
     else:
-        medusa_files.save(folder, config, heads.params(config), "somewhere")
+        files = mlp_speculator_files if name == "mlp_speculator" else medusa_files
+        files.save(folder, config, heads.params(config), "somewhere")
     return load_file(folder / "model.safetensors")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from spec_jax.drafters import early_exit, medusa_files, parallel_files, recurrent_files
+from spec_jax.drafters import early_exit, medusa_files, mlp_speculator_files, parallel_files, recurrent_files
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block.heads.head import Plain
 from spec_jax.drafters.block.heads.markov import Markov
@@ -93,7 +93,8 @@ def ours(folder, name):
     elif heads.is_eagle(config := heads.CONFIGS[name]):
         weights.save(folder, config, heads.params(config), {"name_or_path": "x", "architectures": []}, steps=4)
     else:
-        medusa_files.save(folder, config, heads.params(config), "x")
+        files = mlp_speculator_files if name == "mlp_speculator" else medusa_files
+        files.save(folder, config, heads.params(config), "x")
     return folder
 
 
@@ -119,6 +120,7 @@ def same(a, b):
         ("pard", "native", {"format": "spec_jax.parallel"}),
         ("kangaroo", "native", {"format": "spec_jax.early_exit"}),
         ("medusa", "published", {"base_model_name_or_path": "some/model"}),
+        ("mlp_speculator", "published", {"base_model_name_or_path": "some/model", "n_predict": 3}),
     ],
 )
 def test_a_drafter_is_the_same_in_another_format(name, to, says, convert, tmp_path):
@@ -146,6 +148,7 @@ def test_a_drafter_is_the_same_in_another_format(name, to, says, convert, tmp_pa
         ("eagle1", "speculators", "--to: got 'speculators' for an EAGLE-1 head, takes 'published'"),
         ("eagle3", "native", "--to: got 'native' for an EAGLE-3 or P-EAGLE head, takes 'speculators'"),
         ("pard", "published", "--to: got 'published' for a PARD model, takes 'native'"),
+        ("mlp_speculator", "native", "--to: got 'native' for an MLP speculator, takes 'published'"),
         ("hydra", "speculators", "--to: got 'speculators' for Medusa's or Hydra's heads, takes 'published'"),
     ],
 )

@@ -19,6 +19,7 @@ from spec_jax.drafters.block.heads.selector import Selector  # noqa: E402
 from spec_jax.drafters.eagle.config import EagleConfig  # noqa: E402
 from spec_jax.drafters.load import load_drafter  # noqa: E402
 from spec_jax.drafters.medusa import MedusaConfig  # noqa: E402
+from spec_jax.drafters.mlp_speculator import MlpConfig  # noqa: E402
 from spec_jax.drafters.parallel_model import ParallelConfig  # noqa: E402
 from spec_jax.drafters.recurrent import RecurrentConfig  # noqa: E402
 from spec_jax.engine.decoder import Decoder  # noqa: E402
@@ -43,6 +44,7 @@ from tests.train import toy  # noqa: E402
 WEIGHTS = toy.params()
 STEPS = 160
 REDRAFTER = RecurrentConfig(toy.V, 16, num_blocks=1, final_norm_eps=toy.CONFIG.rms_norm_eps)
+MLP = MlpConfig(toy.V, 16, tie_weights=True, scale_input=True, final_norm_eps=toy.CONFIG.rms_norm_eps)
 PARD = ParallelConfig(toy.CONFIG.with_layers([0]), mask_token=toy.V - 1, depth=3)
 DSPARK = Objective((("ce", 0.1), ("l1", 0.9)), (("decay", (("gamma", 4.0),)),), confidence=1.0)
 
@@ -95,9 +97,10 @@ def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **opt
             Objective(),
         ),
         (last_hidden.RecurrentForward(REDRAFTER, toy.LAYERS, 3), Objective(weights=(("powers", (("base", 0.8),)),))),
+        pytest.param(last_hidden.MlpForward(MLP, toy.LAYERS), Objective(), marks=pytest.mark.slow),
         (parallel.ParallelForward(PARD), Objective()),
     ],
-    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa", "ReDrafter", "PARD"],
+    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa", "ReDrafter", "MLP speculator", "PARD"],
 )
 def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
     state, rows, evaluation = trained(tmp_path, texts, forward, objective)

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spec_jax.drafters import early_exit, medusa, recurrent
+from spec_jax.drafters import early_exit, medusa, mlp_speculator, recurrent
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.eagle import head, network
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.eagle.text import text_steps
 from spec_jax.drafters.early_exit import EarlyExitConfig
 from spec_jax.drafters.medusa import MedusaConfig
+from spec_jax.drafters.mlp_speculator import MlpConfig
 from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.engine import rows
 from spec_jax.engine.engine import Engine
@@ -38,11 +39,16 @@ CONFIGS = {
     "p_eagle": EagleConfig(**SIZES, taps=(1, 3), num_layers=2, mask_token=MASK, feature_norm="all"),
     "medusa": MedusaConfig(V, H, num_heads=K, final_norm_eps=EPS),
     "hydra": MedusaConfig(V, H, num_heads=K, num_blocks=2, sequential=True, final_norm_eps=EPS),
+    "mlp_speculator": MlpConfig(V, H, num_stages=K, inner_size=12, scale_input=True, final_norm_eps=EPS),
 }
 
 
 def is_eagle(config):
     return isinstance(config, EagleConfig)
+
+
+def module(config):
+    return head if is_eagle(config) else mlp_speculator if isinstance(config, MlpConfig) else medusa
 
 
 @functools.cache
@@ -62,8 +68,8 @@ def params(config, seed=0, scale=0.3):
         made = recurrent.init_params(config, key, ends)
         own = noisy((made.across, made.into, made.blocks, made.output), seed, scale)
         return recurrent.RecurrentParams(*own, ends)
-    made = medusa.init_params(config, key, ends)
-    return medusa.MedusaParams(*noisy((made.blocks, made.outputs), seed, scale), ends)
+    made = module(config).init_params(config, key, ends)
+    return type(made)(**noisy(medusa.own_parts(made), seed, scale), ends=ends)
 
 
 def tapped(config, target=None):
@@ -72,8 +78,7 @@ def tapped(config, target=None):
 
 
 def drafter(config, shape=CHAIN, learner=None):
-    make = (head if is_eagle(config) else medusa).drafter
-    return make(config, shape, learner or Learner(1.0, 1.0, pooling=1e8))
+    return module(config).drafter(config, shape, learner or Learner(1.0, 1.0, pooling=1e8))
 
 
 def engine(config, shape=CHAIN, max_len=24, **changes):
@@ -85,7 +90,7 @@ def text_logits(config, own, features, tokens, anchors, blocks):
     if is_eagle(config):
         z = text_steps(config, own, features, tokens, anchors, blocks).logits
         return network.full_logits(config, own, z)
-    return medusa.text_logits(config, own, features, tokens, anchors, blocks)
+    return module(config).text_logits(config, own, features, tokens, anchors, blocks)
 
 
 @functools.cache

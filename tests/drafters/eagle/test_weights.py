@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from spec_jax.drafters import medusa, medusa_files
+from spec_jax.drafters import medusa, medusa_files, mlp_speculator_files
 from spec_jax.drafters.depth_tree import DepthTree
 from spec_jax.drafters.eagle import weights
 from spec_jax.drafters.files import read_directory, write_directory
@@ -26,7 +26,8 @@ def save(directory, config, params):
     if kit.is_eagle(config):
         weights.save(directory, config, params, VERIFIER, steps=4)
     else:
-        medusa_files.save(directory, config, params, "somewhere")
+        files = mlp_speculator_files if config == kit.CONFIGS["mlp_speculator"] else medusa_files
+        files.save(directory, config, params, "somewhere")
 
 
 @pytest.mark.parametrize("name", kit.CONFIGS)
@@ -38,7 +39,7 @@ def test_what_is_written_is_read_back(name, tmp_path):
     own_head = kit.is_eagle(config) and config.inputs == "joined"
     assert got == (dataclasses.replace(config, own_head=own_head) if kit.is_eagle(config) else config)
     assert isinstance(loaded.drafter, HeadTree if name in ("eagle3", "eagle3.1", "eagle1") else DepthTree)
-    assert loaded.drafter.depth == {"eagle1": 5, "medusa": 3, "hydra": 3}.get(name, 4)
+    assert loaded.drafter.depth == {"eagle1": 5, "medusa": 3, "hydra": 3, "mlp_speculator": 3}.get(name, 4)
     assert loaded.target.taps == (config.taps if kit.is_eagle(config) else (3,))
     if kit.is_eagle(config) and own_head and own.lm_head is None:  # the target's, which the format wants in the file
         np.testing.assert_array_equal(loaded.params.lm_head.kernel, llama()[1].head.kernel)
