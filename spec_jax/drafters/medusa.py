@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from spec_jax.drafters import prefix_attention
 from spec_jax.drafters.block.ends import Ends, apply
 from spec_jax.drafters.depth_tree import DepthShape, DepthTree, context_free
-from spec_jax.models.config import check_types, require
+from spec_jax.drafters.prefix_attention import Prefix, PrefixReader
+from spec_jax.models.config import LlamaConfig, check_types, require
 from spec_jax.models.linear import Dense, Linear
 from spec_jax.topology.branching import Branching
 from spec_jax.topology.coupling import Learner
@@ -28,7 +30,7 @@ class MedusaConfig:
 
     Medusa: residual blocks and a map to logits, each head on its own. Hydra (`sequential`): head i reads the hidden
     state, the anchor's embedding and those of the i - 1 tokens drafted before its own; its first block narrows them.
-    Hydra++'s attention over the text's hidden states is not built.
+    Hydra++ (`prefix`): the hidden state goes through attention over the whole text's first (`prefix_attention`).
 
     Attributes:
         vocab_size, hidden_size: the target's.
@@ -36,6 +38,7 @@ class MedusaConfig:
         num_blocks: residual blocks per head.
         sequential: Hydra's heads.
         own_head: whether each head has a map to logits of its own, or all use the target's as it is.
+        prefix: Hydra++'s decoder layer, as a Llama of one layer (its vocabulary is not read); None: none.
         final_norm_eps: of the target's final norm, behind which the hidden state is read.
 
     Raises:
@@ -49,10 +52,14 @@ class MedusaConfig:
     sequential: bool = False
     final_norm_eps: float = 1e-6
     own_head: bool = True
+    prefix: LlamaConfig | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(MedusaConfig, vars(self))
+        if self.prefix is not None:
+            require(self.sequential, "prefix", "a layer", "None where the heads are not sequential")
+            prefix_attention.check(self.prefix, self.hidden_size)
 
 
 @flax.struct.dataclass
@@ -69,7 +76,7 @@ class Residual:
 
 @flax.struct.dataclass
 class MedusaParams:
-    """Each head's blocks and map to logits, which are trained, and the target's ends.
+    """Each head's blocks and map to logits and Hydra++'s layer, which are trained, and the target's ends.
 
     Without maps of their own (`own_head`) outputs is empty.
     """
@@ -77,6 +84,7 @@ class MedusaParams:
     blocks: tuple[tuple[Residual, ...], ...]
     outputs: tuple[Linear, ...]
     ends: Ends
+    prefix: Prefix | None = None
 
 
 @flax.struct.dataclass
@@ -131,7 +139,7 @@ class LastHidden:
             )
         return features[:, :, 0]
 
-    def init(self, params: Any, batch: int, max_len: int) -> tuple[tuple[()], Float[Array, "b hidden"]]:
+    def init(self, params: Any, batch: int, max_len: int) -> tuple[Any, Float[Array, "b hidden"]]:
         """Nothing, and zeros."""
         return (), jnp.zeros((batch, self.config.hidden_size), params.ends.norm.dtype)
 
@@ -142,24 +150,24 @@ class LastHidden:
     def score(
         self,
         params: Any,
-        state: tuple[()],
+        state: Any,
         context: Float[Array, "b n hidden"],
         tree: Tree,
         staged: Any = None,
         nodes: tuple[Int[Array, ""] | int, int] | None = None,
-    ) -> tuple[Float[Array, "b n hidden"], tuple[()]]:
+    ) -> tuple[Float[Array, "b n hidden"], Any]:
         """The target's own state is the context behind a pair."""
         return context, ()
 
-    def commit(self, state: tuple[()], staged: tuple[()], length: Int[Array, "b"]) -> tuple[()]:
+    def commit(self, state: Any, staged: Any, length: Int[Array, "b"]) -> Any:
         """Nothing is kept."""
         return state
 
-    def insert(self, state: tuple[()], rows: Int[Array, "r"], other: tuple[()]) -> tuple[()]:
+    def insert(self, state: Any, rows: Int[Array, "r"], other: Any) -> Any:
         """Nothing is kept."""
         return state
 
-    def release(self, state: tuple[()], rows: Int[Array, "r"]) -> tuple[()]:
+    def release(self, state: Any, rows: Int[Array, "r"]) -> Any:
         """Nothing is kept."""
         return state
 
@@ -189,7 +197,7 @@ class MedusaHead(LastHidden):
     def root(
         self,
         params: MedusaParams,
-        state: tuple[()],
+        state: Any,
         context: Float[Array, "b hidden"],
         anchor: Int[Array, "b"],
         shape: Growth | Branching,
@@ -201,6 +209,13 @@ class MedusaHead(LastHidden):
         pool = Paths(paths.at[:, 0, 0].set(anchor), jnp.int32(1), jnp.int32(1))
         logits = head_logits(self.config, params, 0, context, anchor[:, None])
         return HydraExpander(self.config), (params, context), pool, logits
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixedHead(PrefixReader, MedusaHead):
+    """Hydra++'s heads: Hydra's behind a layer of attention, whose keys and values they keep."""
+
+    config: MedusaConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +252,7 @@ def hidden_before(
     config: Any, ends: Ends, features: Float[Array, "b t taps hidden"], anchors: Int[Array, "b a"]
 ) -> Float[Array, "b a hidden"]:
     """The target's normed hidden states that heads read for anchors of whole texts: those one position before."""
-    before = jnp.maximum(anchors - 1, 0)
-    hidden = jnp.take_along_axis(features[:, :, 0], before[:, :, None], axis=1)
+    hidden = _at(features[:, :, 0], anchors)
     return ends.final(hidden.astype(ends.norm.dtype), config.final_norm_eps)
 
 
@@ -254,7 +268,7 @@ def text_logits(
 
     Differentiable. Logits of depth i are for blocks[..., i]; an anchor at position 0 has no hidden state: zeros.
     """
-    hidden = hidden_before(config, params.ends, features, anchors)
+    hidden = _before(config, params, features, anchors)
     path = jnp.concatenate([jnp.take_along_axis(tokens, anchors, axis=1)[:, :, None], blocks], axis=2)
     depths = [head_logits(config, params, i, hidden, path) for i in range(blocks.shape[2])]
     return jnp.where((anchors > 0)[:, :, None, None], jnp.stack(depths, axis=2), 0.0)
@@ -279,10 +293,14 @@ def init_params(
         return Residual(linear, Dense(noise.at[:h].set(jnp.eye(h)).astype(dtype), jnp.zeros(h, dtype)))
 
     blocks = tuple(tuple(block(i, j) for j in range(config.num_blocks)) for i in range(config.num_heads))
+    prefix = None
+    if config.prefix is not None:
+        own = jax.random.fold_in(key, config.num_heads)
+        prefix = prefix_attention.init_prefix(config.prefix, own, dtype, scale)
     if not config.own_head:
-        return MedusaParams(blocks, (), ends)
+        return MedusaParams(blocks, (), ends, prefix)
     copy = jax.tree.map(lambda x: x.astype(dtype), ends.columns())
-    return MedusaParams(blocks, (copy,) * config.num_heads, ends)
+    return MedusaParams(blocks, (copy,) * config.num_heads, ends, prefix)
 
 
 def drafter(config: MedusaConfig, shape: Growth | Branching | DepthShape, learner: Learner | None = None) -> DepthTree:
@@ -291,7 +309,8 @@ def drafter(config: MedusaConfig, shape: Growth | Branching | DepthShape, learne
     Medusa's static trees are a `depth_tree.Choices`; a `BestFirst` or `Growth` picks by the heads' own chances. Hydra
     takes a `Growth` or `Branching`, which are as its published choice lists but follow the heads' chances too.
     """
-    return DepthTree((MedusaHead if config.sequential else IndependentHead)(config), shape, learner or Learner())
+    head = PrefixedHead if config.prefix is not None else MedusaHead if config.sequential else IndependentHead
+    return DepthTree(head(config), shape, learner or Learner())
 
 
 def tapped(config: Any, target: Any) -> Any:
@@ -305,6 +324,17 @@ def tapped(config: Any, target: Any) -> Any:
         want, got = getattr(config, own), getattr(found, its)
         require(want == got, "target", f"one of {its} {got}", f"one of {want}")
     return dataclasses.replace(target, taps=(found.num_layers,))
+
+
+def _at(rows: Float[Array, "b t hidden"], anchors: Int[Array, "b a"]) -> Float[Array, "b a hidden"]:
+    return jnp.take_along_axis(rows, jnp.maximum(anchors - 1, 0)[:, :, None], axis=1)
+
+
+def _before(config: MedusaConfig, params: MedusaParams, features: Array, anchors: Array) -> Array:
+    if config.prefix is None or params.prefix is None:
+        return hidden_before(config, params.ends, features, anchors)
+    whole = params.ends.final(features[:, :, 0].astype(params.ends.norm.dtype), config.final_norm_eps)
+    return _at(prefix_attention.text(config.prefix, params.prefix, whole), anchors)
 
 
 def _marginals(config: MedusaConfig, params: MedusaParams, context: Array, depth: int) -> Array:

@@ -11,6 +11,7 @@ from spec_jax.drafters.medusa import MedusaConfig
 from spec_jax.drafters.mlp_speculator import MlpConfig
 from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
+from spec_jax.models.config import LlamaConfig
 from spec_jax.models.gguf import load_gguf
 from spec_jax.models.huggingface import load_description
 from spec_jax.models.load import model_path
@@ -68,17 +69,19 @@ class EagleRecipe(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class MedusaRecipe(Settings):
-    """Medusa's heads, or Hydra's (`sequential`); see `MedusaConfig`."""
+    """Medusa's heads, or Hydra's (`sequential`), or Hydra++'s (`prefix` as well); see `MedusaConfig`."""
 
     heads: int = 3
     blocks: int = 1
     sequential: bool = False
     own_head: bool = True
+    prefix: bool = False
 
     def forward(self, target: Any) -> Trainable:
         """The training forward for a target's config."""
-        vocab, hidden, eps = target.vocab_size, target.hidden_size, target.rms_norm_eps
-        config = MedusaConfig(vocab, hidden, self.heads, self.blocks, self.sequential, eps, self.own_head)
+        vocab, eps = (target.vocab_size, target.hidden_size), target.rms_norm_eps
+        layer = LlamaConfig(**sizes(target, None), num_layers=1) if self.prefix else None
+        config = MedusaConfig(*vocab, self.heads, self.blocks, self.sequential, eps, self.own_head, layer)
         return MedusaForward(config, target.num_layers)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pallas_kernels.platform import split_by_compiler
 from spec_jax.drafters import medusa, medusa_files, mlp_speculator, mlp_speculator_files, recurrent, recurrent_files
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.medusa import MedusaConfig, MedusaParams
@@ -48,7 +49,8 @@ class _LastHidden:
         """See Forward."""
         whole, features = self.as_drafter(params, asked.target), asked.features[:, :, :1]
         given = (features, asked.tokens, asked.anchors, asked.blocks)
-        return Said(self.made.text_logits(self.config, whole, *given))
+        with split_by_compiler(True):  # kernels have no gradient, what the compiler makes has
+            return Said(self.made.text_logits(self.config, whole, *given))
 
     def init(self, key: Array, target_params: Any, kept: Any = None) -> Any:
         """As the network begins."""

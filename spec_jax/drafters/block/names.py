@@ -17,7 +17,7 @@ from spec_jax.drafters.block.network import init_network
 from spec_jax.drafters.named import paths
 
 _NETWORK = {"fc.kernel": "fc.weight", "feature_norm": "hidden_norm.weight", "norm": "norm.weight"}
-_LAYER = {
+LAYER = {
     "attention_norm": "input_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
     **{f"{p}.kernel": f"self_attn.{p}_proj.weight" for p in "qkvo"},
@@ -89,7 +89,7 @@ def _network_name(path: str) -> str:
     if path in _NETWORK:
         return _NETWORK[path]
     _, index, leaf = path.split(".", 2)
-    return f"layers.{index}.{_LAYER[leaf]}"
+    return f"layers.{index}.{LAYER[leaf]}"
 
 
 def _head_name(head: Head, path: str) -> str | None:

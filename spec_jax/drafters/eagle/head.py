@@ -12,11 +12,13 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.tree_attention import tree_attention
 from spec_jax import tree as trees
+from spec_jax.drafters import pair_cache
 from spec_jax.drafters.depth_tree import DepthShape, DepthTree, context_free
 from spec_jax.drafters.eagle import network
 from spec_jax.drafters.eagle.config import EagleConfig
 from spec_jax.drafters.eagle.network import EagleParams
 from spec_jax.drafters.head_tree import HeadTree
+from spec_jax.drafters.pair_cache import PairCache
 from spec_jax.models.config import require
 from spec_jax.models.llama import AttentionState, StagedRows
 from spec_jax.topology.branching import Branching
@@ -27,7 +29,7 @@ from spec_jax.tree import Tree
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleHead:
+class EagleHead(PairCache):
     """The network as a `Head`: keys and values of committed pairs, made of the target's own features, are its state."""
 
     config: EagleConfig
@@ -40,10 +42,7 @@ class EagleHead:
     def init(self, params: EagleParams, batch: int, max_len: int) -> tuple[AttentionState, Float[Array, "b hidden"]]:
         """No pairs, room for all of a text."""
         c, dtype = self.config, params.network.layers[0].mlp_norm.dtype
-        shape = (batch, c.num_kv_heads, max_len, c.head_dim)
-        empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(c.num_layers))  # noqa: E731
-        state = AttentionState(empty(), empty(), jnp.zeros(batch, jnp.int32), max_len)
-        return state, jnp.zeros((batch, c.hidden_size), dtype)
+        return pair_cache.empty(c, batch, max_len, dtype), jnp.zeros((batch, c.hidden_size), dtype)
 
     def taken(self, features: Float[Array, "b n taps hidden"]) -> Float[Array, "b n taps hidden"]:
         """All tapped states; ValueError for others than the config's."""
@@ -115,23 +114,6 @@ class EagleHead:
         tree = Tree(jnp.full(shape, self.config.mask_token, jnp.int32), parent, jnp.ones(shape, bool))
         out, _ = self.score(params, state, masked, tree)
         return jnp.concatenate([first, self.logits(params, out)], axis=1)
-
-    def commit(self, state: AttentionState, staged: StagedRows, length: Int[Array, "b"]) -> AttentionState:
-        """The first `length` pairs behind the others."""
-        slots, offset = state.k[0].shape[2], jnp.arange(staged.k[0].shape[2])
-        slot = jnp.where(offset < length[:, None], state.length[:, None] + offset, slots)
-        one = lambda to, x, at: to.at[:, at].set(x.astype(to.dtype), mode="drop")  # noqa: E731
-        pairs = lambda caches, new: zip(caches, new, strict=True)  # noqa: E731
-        put = lambda caches, new: tuple(jax.vmap(one)(*p, slot) for p in pairs(caches, new))  # noqa: E731
-        return AttentionState(put(state.k, staged.k), put(state.v, staged.v), state.length + length, state.room)
-
-    def insert(self, state: AttentionState, rows: Int[Array, "r"], other: AttentionState) -> AttentionState:
-        """Rows replaced."""
-        return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), state, other)
-
-    def release(self, state: AttentionState, rows: Int[Array, "r"]) -> AttentionState:
-        """Rows emptied."""
-        return dataclasses.replace(state, length=state.length.at[rows].set(0, mode="drop"))
 
 
 def drafter(

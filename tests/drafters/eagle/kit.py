@@ -39,6 +39,7 @@ CONFIGS = {
     "p_eagle": EagleConfig(**SIZES, taps=(1, 3), num_layers=2, mask_token=MASK, feature_norm="all"),
     "medusa": MedusaConfig(V, H, num_heads=K, final_norm_eps=EPS),
     "hydra": MedusaConfig(V, H, num_heads=K, num_blocks=2, sequential=True, final_norm_eps=EPS),
+    "hydra++": MedusaConfig(V, H, num_heads=K, sequential=True, final_norm_eps=EPS, prefix=kit.LLAMA.with_layers([0])),
     "mlp_speculator": MlpConfig(V, H, num_stages=K, inner_size=12, scale_input=True, final_norm_eps=EPS),
 }
 

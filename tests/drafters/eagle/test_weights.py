@@ -39,7 +39,9 @@ def test_what_is_written_is_read_back(name, tmp_path):
     own_head = kit.is_eagle(config) and config.inputs == "joined"
     assert got == (dataclasses.replace(config, own_head=own_head) if kit.is_eagle(config) else config)
     assert isinstance(loaded.drafter, HeadTree if name in ("eagle3", "eagle3.1", "eagle1") else DepthTree)
-    assert loaded.drafter.depth == {"eagle1": 5, "medusa": 3, "hydra": 3, "mlp_speculator": 3}.get(name, 4)
+    assert loaded.drafter.depth == {"eagle1": 5, "medusa": 3, "hydra": 3, "hydra++": 3, "mlp_speculator": 3}.get(
+        name, 4
+    )
     assert loaded.target.taps == (config.taps if kit.is_eagle(config) else (3,))
     if kit.is_eagle(config) and own_head and own.lm_head is None:  # the target's, which the format wants in the file
         np.testing.assert_array_equal(loaded.params.lm_head.kernel, llama()[1].head.kernel)
