@@ -120,6 +120,7 @@ def same(a, b):
         ("pard", "native", {"format": "spec_jax.parallel"}),
         ("kangaroo", "native", {"format": "spec_jax.early_exit"}),
         ("medusa", "published", {"base_model_name_or_path": "some/model"}),
+        ("hydra++", "published", {"base_model_name_or_path": "some/model", "hydra_head_arch": "prefix-mlp"}),
         ("mlp_speculator", "published", {"base_model_name_or_path": "some/model", "n_predict": 3}),
     ],
 )

@@ -44,6 +44,9 @@ from tests.train import toy  # noqa: E402
 WEIGHTS = toy.params()
 STEPS = 160
 REDRAFTER = RecurrentConfig(toy.V, 16, num_blocks=1, final_norm_eps=toy.CONFIG.rms_norm_eps)
+HYDRA = MedusaConfig(
+    toy.V, 16, 3, sequential=True, final_norm_eps=toy.CONFIG.rms_norm_eps, prefix=toy.CONFIG.with_layers([0])
+)
 MLP = MlpConfig(toy.V, 16, tie_weights=True, scale_input=True, final_norm_eps=toy.CONFIG.rms_norm_eps)
 PARD = ParallelConfig(toy.CONFIG.with_layers([0]), mask_token=toy.V - 1, depth=3)
 DSPARK = Objective((("ce", 0.1), ("l1", 0.9)), (("decay", (("gamma", 4.0),)),), confidence=1.0)
@@ -98,9 +101,10 @@ def trained(folder, texts, forward, objective, steps=STEPS, measured=True, **opt
         ),
         (last_hidden.RecurrentForward(REDRAFTER, toy.LAYERS, 3), Objective(weights=(("powers", (("base", 0.8),)),))),
         pytest.param(last_hidden.MlpForward(MLP, toy.LAYERS), Objective(), marks=pytest.mark.slow),
+        pytest.param(last_hidden.MedusaForward(HYDRA, toy.LAYERS), Objective(), marks=pytest.mark.slow),
         (parallel.ParallelForward(PARD), Objective()),
     ],
-    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa", "ReDrafter", "MLP speculator", "PARD"],
+    ids=["DFlash", "DSpark", "EAGLE-3", "Medusa", "ReDrafter", "MLP speculator", "Hydra++", "PARD"],
 )
 def test_the_acceptance_length_rises(tmp_path, texts, forward, objective):
     state, rows, evaluation = trained(tmp_path, texts, forward, objective)

@@ -15,7 +15,7 @@ from spec_jax.train import block, features
 from spec_jax.train import step as steps
 from spec_jax.train.block import BlockForward
 from spec_jax.train.block_recipe import HEADS, BlockRecipe
-from spec_jax.train.kinds import EagleRecipe, ParallelRecipe
+from spec_jax.train.kinds import EagleRecipe, MedusaRecipe, ParallelRecipe
 from spec_jax.train.objective import Objective
 from spec_jax.train.recipe import Recipe
 from spec_jax.train.task import Task
@@ -54,6 +54,14 @@ def test_a_parallel_model_is_one_of_two():
         ParallelRecipe(model="small_hybrid").forward(toy.CONFIG)
     with pytest.raises(ValueError, match="layers: got 3, takes 1 .. 2"):
         ParallelRecipe(layers=3).forward(toy.CONFIG)
+
+
+def test_hydras_layer_has_the_targets_sizes():
+    forward = MedusaRecipe(sequential=True, prefix=True).forward(toy.CONFIG)
+    layer = forward.config.prefix
+    assert (layer.num_layers, layer.hidden_size, layer.num_heads) == (1, 16, toy.CONFIG.num_heads)
+    with pytest.raises(ValueError, match="prefix is 'a layer'"):
+        MedusaRecipe(prefix=True).forward(toy.CONFIG)
 
 
 def test_there_are_recipes():
