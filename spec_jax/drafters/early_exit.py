@@ -108,6 +108,7 @@ def from_tensors(
 ) -> tuple[EarlyExitConfig, Any]:
     """What `save` wrote, over a target (a `Llama` or `Qwen`) and its parameters. CheckpointError for anything else."""
     with reading_config(source):
+        own_files.check_fields(fields, "network")
         network = fields.get("network")
         if not isinstance(network, Mapping):
             raise ValueError(f"network: got {network!r}, takes layers, adapter and depth")

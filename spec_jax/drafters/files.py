@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -86,8 +87,16 @@ def renamed(source: str | Path, tensors: Mapping[str, np.ndarray], name: Callabl
     return found
 
 
-def check_names(source: str | Path, tensors: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """CheckpointError naming every missing, unexpected or misshapen tensor."""
+def check_names(
+    source: str | Path,
+    tensors: Mapping[str, np.ndarray],
+    wanted: Mapping[str, tuple[int, ...]],
+    whole: Collection[str] = ("d2t", "t2d"),
+) -> None:
+    """CheckpointError naming every missing, unexpected or misshapen tensor, and every one of another kind of number.
+
+    Those in `whole` hold integers (or t2d booleans), all others floating-point numbers.
+    """
     missing = [name for name in wanted if name not in tensors]
     unexpected = [name for name in tensors if name not in wanted]
     wrong = [
@@ -95,20 +104,39 @@ def check_names(source: str | Path, tensors: Mapping[str, np.ndarray], wanted: M
         for name, shape in wanted.items()
         if name in tensors and tensors[name].shape != shape
     ]
+    wrong += [
+        f"{name} of {tensors[name].dtype}, not {'integers' if name in whole else 'floating-point numbers'}"
+        for name in wanted
+        if name in tensors and not _holds(tensors[name], name in whole, boolean=name == "t2d")
+    ]
     kinds = (("missing tensors", missing), ("unexpected tensors", unexpected), ("wrong tensors", wrong))
     problems = [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
     if problems:
         raise CheckpointError(f"{source}: {'; '.join(problems)}")
 
 
+def _holds(tensor: np.ndarray, whole: bool, boolean: bool) -> bool:
+    if boolean and tensor.dtype == np.bool_:
+        return True
+    return jnp.issubdtype(tensor.dtype, np.integer if whole else np.floating)  # numpy alone knows no bfloat16
+
+
 def kept_tokens(source: str | Path, d2t: np.ndarray, t2d: np.ndarray | None, vocab_size: int) -> np.ndarray:
     """The target id of each token of a reduced vocabulary: d2t holds offsets, t2d says which target tokens are kept.
 
-    Raises CheckpointError for ids outside the vocabulary, tokens twice, or a t2d of other tokens.
+    Raises CheckpointError for ids outside the vocabulary, tokens twice, or a t2d of other tokens, or of other values
+    than 0 and 1.
     """
     kept = np.arange(len(d2t)) + d2t.astype(np.int64)
-    if kept.min(initial=0) < 0 or kept.max(initial=0) >= vocab_size or len(set(kept.tolist())) != len(kept):
-        raise CheckpointError(f"{source}: d2t leads to ids twice, or outside 0 .. {vocab_size - 1}")
+    check_tokens(source, "d2t leads to", kept, vocab_size)
+    if t2d is not None and not np.isin(t2d, (0, 1)).all():
+        raise CheckpointError(f"{source}: t2d holds {np.setdiff1d(t2d, (0, 1))[0]}, takes 0 and 1, or booleans")
     if t2d is not None and not np.array_equal(np.flatnonzero(t2d), np.sort(kept)):
         raise CheckpointError(f"{source}: t2d keeps other tokens than d2t leads to")
     return kept.astype(np.int32)
+
+
+def check_tokens(source: str | Path, what: str, kept: np.ndarray, vocab_size: int) -> None:
+    """CheckpointError for target ids of a reduced vocabulary that are there twice, or outside of the target's."""
+    if kept.min(initial=0) < 0 or kept.max(initial=0) >= vocab_size or len(set(kept.tolist())) != len(kept):
+        raise CheckpointError(f"{source}: {what} ids twice, or outside 0 .. {vocab_size - 1}")

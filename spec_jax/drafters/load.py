@@ -62,7 +62,7 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
     Raises:
         FileNotFoundError: for no such directory.
         CheckpointError: for a drafter of no known kind or for another target, or tensors that are missing, unexpected
-            or misshapen, all named.
+            or misshapen, all named; or for fields that contradict each other or ask for what is not built here.
     """
     fields = read_fields(path)
     model, params, layers = target.target, target.params, target.target.config.num_layers
@@ -70,7 +70,7 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
         return _parallel(path, *parallel_files.from_published(path, fields, dtype), model, shape)
     tensors = read_tensors(path)
     if fields.get("format") == native.FORMAT:
-        config, head, own = native.from_native(path, fields, tensors, params, dtype)
+        config, head, own = native.from_native(path, fields, tensors, params, layers, dtype)
     elif weights.is_block(fields):
         config, head, own = weights.from_tensors(path, fields, tensors, params, layers, dtype)
     elif eagle_published.is_eagle(fields):

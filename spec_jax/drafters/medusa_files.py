@@ -17,7 +17,7 @@ from spec_jax.drafters.files import check_names, layer_fields, renamed, write_di
 from spec_jax.drafters.medusa import MedusaConfig, MedusaParams, init_params
 from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
 from spec_jax.models.config import LlamaConfig
-from spec_jax.models.fields import flag_of, object_of, size_of
+from spec_jax.models.fields import flag_of, object_of, require, require_only, size_of
 
 
 def is_medusa(fields: Mapping[str, Any]) -> bool:
@@ -41,6 +41,10 @@ def from_tensors(
     kind = "medusa" if "medusa_num_heads" in fields else "hydra"
     tensors = renamed(source, tensors, lambda name: name.removeprefix("medusa_head."))
     with reading_config(source):
+        both = "medusa_num_heads" in fields and "hydra_num_heads" in fields
+        require(not both, "hydra_num_heads", fields.get("hydra_num_heads"), "nothing with medusa_num_heads")
+        same = [(name, None, (None, getattr(target.config, name))) for name in ("vocab_size", "hidden_size")]
+        require_only(fields, *same, ("hydra_head_arch", None, (None, "mlp")), ("grounded_heads", None, (None, True)))
         layer = object_of(fields, "prefix_config")
         config = MedusaConfig(
             target.config.vocab_size,

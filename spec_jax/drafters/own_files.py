@@ -43,11 +43,12 @@ def save(
 def read(source: str | Path, tensors: Mapping[str, np.ndarray], template: Any, dtype: Any = jnp.float32) -> Any:
     """The tensors in the structure of `template` (arrays, or their shapes), floating-point ones as `dtype`.
 
-    Raises CheckpointError naming every missing, unexpected or misshapen tensor.
+    Raises CheckpointError naming every missing, unexpected or misshapen tensor, or one of another kind of number.
     """
     template = jax.eval_shape(straight, template)
     names, leaves = paths(template), jax.tree.leaves(template)
-    check_names(source, tensors, {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)})
+    whole = [name for name, leaf in zip(names, leaves, strict=True) if not jnp.issubdtype(leaf.dtype, jnp.floating)]
+    check_names(source, tensors, {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}, whole)
     kind = lambda leaf: dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype  # noqa: E731
     found = [jnp.asarray(tensors[name]).astype(kind(leaf)) for name, leaf in zip(names, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(template), found)
@@ -57,6 +58,12 @@ def config(kind: type[T], fields: Mapping[str, Any]) -> T:
     """A config dataclass as `dataclasses.asdict` and JSON left it; rotary embeddings are all that is nested in one."""
     rope = lambda x: RopeConfig(**tuples(x)) if isinstance(x, Mapping) else x  # noqa: E731
     return kind(**{name: rope(value) for name, value in tuples(fields).items()})
+
+
+def check_fields(fields: Mapping[str, Any], *known: str) -> None:
+    """ValueError for a config.json with other fields than the format's name, the target's and those known."""
+    if unknown := fields.keys() - {"format", "target", *known}:
+        raise ValueError(f"config.json has {', '.join(sorted(unknown))}; taken: {', '.join(known)}")
 
 
 def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def from_tensors(
 ) -> tuple[ParallelConfig, Any]:
     """What `save` wrote: config and parameters. Raises CheckpointError for anything else."""
     try:
+        own_files.check_fields(fields, "network")
         network = fields["network"]
         model = own_files.config(_FAMILIES[network["family"]], network["model"])
         config = ParallelConfig(model, network["mask_token"], network["depth"])

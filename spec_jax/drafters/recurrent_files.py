@@ -15,6 +15,7 @@ from spec_jax.drafters import medusa, own_files, recurrent
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.named import reading_config
 from spec_jax.drafters.recurrent import RecurrentConfig, RecurrentParams
+from spec_jax.models.fields import is_size
 
 FORMAT = "spec_jax.recurrent"
 
@@ -45,8 +46,10 @@ def from_tensors(
     Raises CheckpointError for anything else, or a head of another target.
     """
     with reading_config(source):
-        network, steps = fields.get("network"), fields.get("steps")
-        if not isinstance(network, Mapping) or not isinstance(steps, int) or steps < 1:
+        own_files.check_fields(fields, "network", "steps")
+        network: Any = fields.get("network")
+        steps: Any = fields.get("steps")
+        if not isinstance(network, Mapping) or not is_size(steps):
             raise ValueError(f"network, steps: got {network!r} and {steps!r}, takes sizes and a number of tokens")
         config = own_files.config(RecurrentConfig, network)
         medusa.tapped(config, target)

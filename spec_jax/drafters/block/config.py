@@ -7,6 +7,7 @@ from typing import Literal
 
 from spec_jax.drafters.block.carry import KINDS, Kind
 from spec_jax.models.config import RopeConfig, check_types, require
+from spec_jax.models.fields import is_whole
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -71,7 +72,7 @@ class BlockConfig:
         """Check every field."""
         numbers = {k: v for k, v in vars(self).items() if k != "mask_token"}
         check_types(BlockConfig, numbers | {"mask_token": 1})
-        inside = isinstance(self.mask_token, int) and 0 <= self.mask_token < self.vocab_size
+        inside = is_whole(self.mask_token) and self.mask_token < self.vocab_size
         require(inside, "mask_token", self.mask_token, f"a token id under vocab_size, {self.vocab_size}")
         require(self.slots in ("fill_in", "shifted"), "slots", self.slots, "fill_in or shifted")
         require(self.rejected in (None, *KINDS), "rejected", self.rejected, f"None, {', '.join(KINDS)}")

@@ -27,6 +27,7 @@ from spec_jax.drafters.block.heads.mixture import Mixture
 from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
+from spec_jax.drafters.files import check_tokens
 from spec_jax.models.checkpoint import CheckpointError
 from spec_jax.models.linear import Dense
 
@@ -61,12 +62,15 @@ def from_native(
     fields: Mapping[str, Any],
     tensors: Mapping[str, np.ndarray],
     target_params: Any,
+    target_layers: int,
     dtype: Any = jnp.float32,
 ) -> tuple[BlockConfig, Head, BlockParams]:
     """What `save_native` wrote, over a target's parameters. Raises CheckpointError for anything else."""
     try:
+        own_files.check_fields(fields, "network", "head")
         config = own_files.config(BlockConfig, fields["network"])
         head = HEADS[fields["head"]["name"]](**own_files.tuples(fields["head"]["settings"]))
+        network_shapes, head_shapes = names.shapes(config, head)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{Path(source) / 'config.json'}: not a block drafter's: {error!r}") from error
     ends = ends_of(target_params)
@@ -76,7 +80,8 @@ def from_native(
             f"{source}: made for hidden_size {config.hidden_size} and vocab_size {config.vocab_size}; "
             f"the target has {size} and {vocab}"
         )
-    network_shapes, head_shapes = names.shapes(config, head)
+    if max(config.taps) > target_layers:
+        raise CheckpointError(f"{source}: taps {config.taps}; taken: the target's {target_layers} layers at most")
     template: dict[str, Any] = {"network": network_shapes, "head": head_shapes}
     if config.draft_vocab_size is not None:
         small = config.draft_vocab_size
@@ -85,8 +90,20 @@ def from_native(
         template["kept"] = jax.ShapeDtypeStruct((small,), jnp.int32)
     own = own_files.read(source, tensors, template, dtype)
     kept = own.get("kept")
+    if kept is not None:
+        check_tokens(source, "kept holds", tensors["kept"], config.vocab_size)
+    if isinstance(head, Bigram):
+        check_successors(source, tensors["head.successors"], config.vocab_size)
     lm_head = Dense(**own["lm_head"]) if "lm_head" in own else None
     return config, head, BlockParams(own["network"], ends, own["head"], ends.drafted(lm_head, kept), kept)
+
+
+def check_successors(source: str | Path, ids: np.ndarray, vocab_size: int) -> None:
+    """CheckpointError for a table of successors that holds a token twice behind one, or others than the target's."""
+    ranked = np.sort(ids, axis=1)
+    twice = ((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] >= 0)).any()
+    if twice or ids.min(initial=0) < -1 or ids.max(initial=0) >= vocab_size:
+        raise CheckpointError(f"{source}: head.successors holds ids twice in a row, or outside -1 .. {vocab_size - 1}")
 
 
 def _settings(head: Head) -> dict[str, Any]:

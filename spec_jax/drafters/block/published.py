@@ -13,13 +13,14 @@ from spec_jax.drafters.block.heads.jacobi import Jacobi
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.block.heads.selector import Selector
 from spec_jax.drafters.block.heads.swiglu import SwiGlu
+from spec_jax.drafters.block.kinds import KNOWN, kind_of, speculator_of
+from spec_jax.drafters.known import check_known, check_off, check_same
 from spec_jax.models.config import rope_from_hf
 from spec_jax.models.fields import (
     count_of,
     first_windowed,
     flag_of,
     ids_of,
-    is_size,
     kinds_of,
     number_of,
     object_of,
@@ -30,89 +31,69 @@ from spec_jax.models.fields import (
     token_of,
 )
 
-ARCHITECTURES = {
-    "DFlashDraftModel": "dflash",
-    "DFlash2DraftModel": "dflash2",
-    "Qwen3DSparkModel": "dspark",
-    "DSparkDraftModel": "dspark",
-    "DominoDraftModel": "domino",
-    "JetSpecDraftModel": "dflash",
-    "TreeFlashDraftModel": "treeflash",
-}
-SPECULATORS = ("dflash", "dflash2", "dspark", "xpress")
-
-_ONLY = {
-    "dflash2": ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
-    "dspark": (
-        "markov_rank",
-        "markov_head_type",
-        "enable_confidence_head",
-        "confidence_head_with_markov",
-        "num_anchors",
-    ),
-    "domino": ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
-    "treeflash": ("ar_approximation",),
-}
-_KNOWN = {
-    *("mask_token_id", "target_layer_ids", "block_size", "projector_type", "causal_head", "draft_shift"),
-    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping", "target_hidden_size"),
-    *("num_anchors", "loss_decay_gamma"),
-    *(name for names in _ONLY.values() for name in names),
-}
-_PROJECTORS = {None: None, "dflash": None, "dspark": "dspark", "domino": "domino", "causal_v5": "domino"}
+_SWITCHES = ("is_causal", "attention_bias", "use_sliding_window")
 
 
 def read_config(fields: Mapping[str, Any], vocab_size: int, target_layers: int) -> tuple[str, BlockConfig, Head]:
     """The kind, the network and the head that a config.json in the z-lab, DSpark, JetSpec or Domino form describes.
 
     Raises ValueError, naming the field, for fields that belong to another kind than the architecture, that would make
-    another network, or that are not known.
+    another network, that contradict each other, or that are not known.
     """
-    own = object_of(fields, "dflash_config") | object_of(fields, "treeflash_config")
-    if unknown := own.keys() - _KNOWN:
-        raise ValueError(f"dflash_config has {', '.join(sorted(unknown))}; taken: {', '.join(sorted(_KNOWN))}")
+    own: dict[str, Any] = {}
+    for where in ("dflash_config", "treeflash_config"):
+        inside = object_of(fields, where)
+        check_known(inside, KNOWN, where)
+        check_same({**fields, **own}, inside, where)
+        own |= inside
     every = {**fields, **{name: value for name, value in own.items() if value is not None}}
-    kind = _kind(every)
+    kind = kind_of(every)
     layers = size_of(fields, "num_hidden_layers")
     kinds = _layer_types(fields, layers)
-    causal = causal_layers(kinds, flag_of(fields, "is_causal") if fields.get("is_causal") is not None else None)
-    if flag_of(every, "causal_head"):
-        causal = (True,) * layers
-    shifted = [flag_of(every, name) for name in ("shift_label", "draft_shift")]
+    told, head = _told(fields, "is_causal"), _told(every, "causal_head")
+    require(told is None or head is None or told == head, "causal_head", head, f"what is_causal says, {told}")
+    causal = causal_layers(kinds, True if head else told)
+    shifts = [_told(every, name) for name in ("shift_label", "draft_shift")] + [True if kind == "dspark" else None]
+    require(not {True, False} <= {*shifts}, "draft_shift", every.get("draft_shift"), "what the other fields say")
     ids = ids_of(every, "target_layer_ids")
-    taps = default_taps(size_of(every, "num_target_layers", target_layers), layers)
+    made_for = size_of(every, "num_target_layers", target_layers)
+    require(made_for == target_layers, "num_target_layers", made_for, f"the target's, {target_layers}")
     config = _network(
         fields,
         every,
         vocab_size,
         layer_types=kinds,
         causal=causal,
-        taps=taps if ids is None else tuple(i + 1 for i in ids),
-        slots="shifted" if kind == "dspark" or any(shifted) else "fill_in",
+        taps=default_taps(target_layers, layers) if ids is None else tuple(i + 1 for i in ids),
+        slots="shifted" if any(shifts) else "fill_in",
         block_size=size_of(every, "block_size", 16),
         conv_kernel_size=size_of(every, "conv_kernel_size") if kind == "dflash2" else None,
         conv_group_size=size_of(every, "conv_group_size", 16) if kind == "dflash2" else None,
     )
+    check_off(fields, {*KNOWN, *_SWITCHES})
     return kind, config, _head(kind, every)
 
 
 def read_speculators(fields: Mapping[str, Any], vocab_size: int) -> tuple[str, BlockConfig, Head]:
     """The same of the speculators format, whose layer ids count as our taps do."""
-    kind = fields.get("speculators_model_type")
-    require(kind in SPECULATORS, "speculators_model_type", kind, ", ".join(SPECULATORS))
+    kind = speculator_of(fields)
     layer = object_of(fields, "transformer_layer_config")
+    check_same(fields, {name: layer[name] for name in KNOWN & layer.keys()}, "transformer_layer_config")
     layers = size_of(layer, "num_hidden_layers")
     kinds = _layer_types(layer, layers)
     ids, named = ids_of(fields, "aux_hidden_state_layer_ids"), "aux_hidden_state_layer_ids"
     require(ids is not None, named, ids, "a list of ids")
     bidirectional = flag_of(fields, "sliding_window_non_causal", kind == "dflash2")
+    causal, told = causal_layers(kinds, False if bidirectional else None), _told(layer, "is_causal")
+    fits = told is None or causal == causal_layers(kinds, told)
+    require(fits, "is_causal", told, "what sliding_window_non_causal says of every layer")
     small = size_of(fields, "draft_vocab_size", vocab_size)
     config = _network(
         layer,
         fields,
         vocab_size,
         layer_types=kinds,
-        causal=causal_layers(kinds, False if bidirectional else None),
+        causal=causal,
         taps=ids,
         slots="shifted" if flag_of(fields, "sample_from_anchor", kind == "dspark") else "fill_in",
         block_size=size_of(fields, "block_size", 8),
@@ -120,30 +101,12 @@ def read_speculators(fields: Mapping[str, Any], vocab_size: int) -> tuple[str, B
         conv_group_size=size_of(fields, "conv_group_size", 16) if kind == "dflash2" else None,
         draft_vocab_size=None if small == vocab_size else small,
     )
-    return str(kind), config, _head(str(kind), fields)
+    check_off(layer, _SWITCHES)
+    return kind, config, _head(kind, fields)
 
 
-def _kind(fields: Mapping[str, Any]) -> str:
-    names = fields.get("architectures")
-    name = names[0] if isinstance(names, list) and len(names) == 1 else names
-    require(isinstance(name, str) and name in ARCHITECTURES, "architectures", names, ", ".join(ARCHITECTURES))
-    kind, projector = ARCHITECTURES[str(name)], fields.get("projector_type")
-    known = projector is None or isinstance(projector, str) and projector in _PROJECTORS
-    require(known, "projector_type", projector, ", ".join(map(str, _PROJECTORS)))
-    named = _PROJECTORS[projector]
-    if kind == "dflash" and named is None and fields.get("markov_rank") is not None:
-        named = "dspark"  # some uploads carry DFlash's architecture
-    if named is not None:
-        require(kind in ("dflash", named), "projector_type", projector, f"one that goes with architectures {name}")
-        kind = named
-    for other, own in _ONLY.items():
-        for field in own:
-            if other != kind and field != "num_anchors" and fields.get(field) is not None:
-                raise ValueError(f"{field} is {fields[field]!r} with architectures {name}; taken with {other} alone")
-    if kind == "dflash2":
-        for field in ("conv_kernel_size", "selector_rank"):
-            require(is_size(fields.get(field)), field, fields.get(field), "a positive integer with DFlash 2")
-    return kind
+def _told(fields: Mapping[str, Any], name: str) -> bool | None:
+    return None if fields.get(name) is None else flag_of(fields, name)
 
 
 def _head(kind: str, fields: Mapping[str, Any]) -> Head:

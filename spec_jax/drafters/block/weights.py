@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from spec_jax.drafters.block import names, publish, published
+from spec_jax.drafters.block import kinds, names, publish, published
 from spec_jax.drafters.block.config import BlockConfig
 from spec_jax.drafters.block.ends import Ends, ends_of
 from spec_jax.drafters.block.heads.head import Head
@@ -18,14 +18,15 @@ from spec_jax.drafters.block.heads.swiglu import SwiGlu
 from spec_jax.drafters.block.network import BlockParams
 from spec_jax.drafters.files import architecture, check_names, kept_tokens, renamed, write_directory
 from spec_jax.drafters.named import file_shapes, from_file, reading_config, to_file
+from spec_jax.models.fields import require
 from spec_jax.models.linear import PLAIN, Dense
 
 
 def is_block(fields: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a block drafter in a published format."""
     if "speculators_model_type" in fields:
-        return fields["speculators_model_type"] in published.SPECULATORS
-    return architecture(fields) in published.ARCHITECTURES
+        return fields["speculators_model_type"] in tuple(kinds.SPECULATORS)
+    return architecture(fields) in kinds.ARCHITECTURES
 
 
 def from_tensors(
@@ -56,8 +57,11 @@ def from_tensors(
         if max(config.taps) > target_layers:
             raise ValueError(f"layer ids reach {max(config.taps)} layers; taken: the target's {target_layers} at most")
         if kind == "treeflash":
-            up = tensors.get("ar_approximation.d.weight")
-            head = SwiGlu(1 if up is None else up.shape[1])
+            down = tensors.get("ar_approximation.d.weight")  # None: named with whatever else is missing
+            shape = (config.hidden_size, 1) if down is None else down.shape
+            fits = len(shape) == 2 and shape[1] > 0
+            require(fits, "ar_approximation.d.weight", list(shape), f"[{config.hidden_size}, the head's size]")
+            head = SwiGlu(shape[1])
     tensors = renamed(source, tensors, lambda name: _usual(name, kind))
     parts = list(zip(names.shapes(config, head), names.published(config, head), strict=True))
     wanted = {n: s for shapes, known in parts for n, s in file_shapes(shapes, known.__getitem__).items()}

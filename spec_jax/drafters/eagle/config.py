@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from spec_jax.models.config import RopeConfig, check_types, require
+from spec_jax.models.fields import is_whole
 
 Inputs = Literal["joined", "fused"]
 FeatureNorm = Literal["none", "each", "all"]
@@ -70,7 +71,7 @@ class EagleConfig:
         """Check every field."""
         check_types(EagleConfig, {k: v for k, v in vars(self).items() if k != "mask_token"})
         mask = self.mask_token
-        inside = mask is None or (isinstance(mask, int) and 0 <= mask < self.vocab_size)
+        inside = mask is None or (is_whole(mask) and mask < self.vocab_size)
         require(inside, "mask_token", mask, f"None or a token id under vocab_size, {self.vocab_size}")
         require(self.inputs in ("joined", "fused"), "inputs", self.inputs, "joined or fused")
         require(self.feature_norm in ("none", "each", "all"), "feature_norm", self.feature_norm, "none, each or all")
