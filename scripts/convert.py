@@ -17,7 +17,7 @@ from typing import Any
 import choose
 import jax.numpy as jnp
 
-from spec_jax.drafters import early_exit, medusa_files, mlp_speculator_files, parallel_files, recurrent_files
+from spec_jax.drafters import early_exit, medusa_files, mlp_speculator_files, mtp_files, parallel_files, recurrent_files
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block import weights as block
 from spec_jax.drafters.block.drafter import BlockDrafter
@@ -29,6 +29,7 @@ from spec_jax.drafters.head_tree import HeadTree
 from spec_jax.drafters.load import LoadedDrafter, load_drafter
 from spec_jax.drafters.mlp_speculator import MlpHead
 from spec_jax.drafters.model_tree import ModelTree
+from spec_jax.drafters.mtp import MtpHead
 from spec_jax.drafters.parallel_model import ParallelModel
 from spec_jax.drafters.recurrent import RecurrentHead
 from spec_jax.models.checkpoint import read_json
@@ -70,12 +71,18 @@ def write(out: Path, loaded: LoadedDrafter, model: LoadedTarget, to: str, verifi
         _only(to, "native", "a PARD model")
         parallel_files.save(out, loaded.parts["network"], params, name)
         return
-    if isinstance(network := loaded.parts["network"], EarlyExitConfig):
+    if isinstance(network := loaded.parts.get("network"), EarlyExitConfig):
         _only(to, "native", "an early exit's adapter")
         early_exit.save(out, network, early_exit.of(params), name)
         return
     head = _head_of(drafter)
-    if isinstance(head, RecurrentHead):
+    if isinstance(head, MtpHead):
+        if to == "native":
+            mtp_files.save(out, head.target.config, params, name, steps=drafter.depth)
+        else:
+            _only(to, "speculators", "an MTP head, which is published inside its target", "'native' or 'speculators'")
+            mtp_files.save_speculators(out, head.target.config, params, verifier, drafter.depth)
+    elif isinstance(head, RecurrentHead):
         _only(to, "native", "a recurrent head")
         recurrent_files.save(out, head.config, params, name, steps=drafter.depth)
     elif isinstance(head, EagleHead):
@@ -90,9 +97,9 @@ def write(out: Path, loaded: LoadedDrafter, model: LoadedTarget, to: str, verifi
         medusa_files.save(out, head.config, params, name)
 
 
-def _only(to: str, form: str, what: str) -> None:
+def _only(to: str, form: str, what: str, takes: str | None = None) -> None:
     if to != form:
-        raise ValueError(f"--to: got {to!r} for {what}, takes {form!r}")
+        raise ValueError(f"--to: got {to!r} for {what}, takes {takes or repr(form)}")
 
 
 def _named(drafter: Any) -> str:

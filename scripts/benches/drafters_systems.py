@@ -24,7 +24,6 @@ from spec_jax.models.load import LoadedTarget
 from spec_jax.topology.branching import Branching
 from spec_jax.topology.growth import Growth
 from spec_jax.topology.static import likeliest
-from spec_jax.train import weights_file
 
 Shape = Growth | BestFirst | Choices | Branching
 COMBINED = {"combined": "combined", "fallback": "suffix_fallback"}
@@ -179,19 +178,13 @@ def _row(
     name = next((n for n in system.weights if (folder / n).is_dir()), None)
     if system.weights and name is None:
         return f"no trained weights in {' or '.join(str(folder / n) for n in system.weights)}"
-    if name is None or system.config == "mtp":
-        whole = model.params if name is None else _with_mtp(model.params, folder / name)
-        own = configs.drafter_params(system.config, whole)
-        return Row(system.config, _cut(build(), nodes, system.chain), own, name)
+    if name is None:
+        own = configs.drafter_params(system.config, model.params)
+        return Row(system.config, _cut(build(), nodes, system.chain), own)
     if name not in loaded:
         loaded[name] = load.load_drafter(folder / name, model)
     engine = build(**loaded[name].parts)
     return Row(system.config, _cut(engine, nodes, system.chain), loaded[name].params, name)
-
-
-def _with_mtp(params: Any, folder: Path) -> Any:
-    """The target's parameters with another MTP head."""
-    return dataclasses.replace(params, mtp=weights_file.load(folder / "mtp.safetensors", params.mtp))
 
 
 def _combined(config: str, name: str, base: Row, nodes: int, max_len: int) -> Row:

@@ -41,7 +41,7 @@ class Earlier:
             if not path.is_dir():
                 raise FileNotFoundError(f"{name}: got {path}, takes the folder of a trained drafter")
             loaded = load_drafter(path, model)
-            _same(name, path, forward, loaded.parts)
+            _same(name, path, forward, {"network": loaded.target.config, **loaded.parts})
             own = getattr(loaded.params, "kept", None)
             if own is not None:
                 if kept is not None and not np.array_equal(kept, own):

@@ -14,6 +14,8 @@ from spec_jax.drafters import (
     medusa_files,
     mlp_speculator,
     mlp_speculator_files,
+    mtp,
+    mtp_files,
     parallel_files,
     parallel_model,
     recurrent,
@@ -50,13 +52,16 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
     dspark, xpress), and what `block.native.save_native` writes. EAGLE heads: EAGLE-3 (SafeAILab, SGLang), EAGLE-1 and
     EAGLE-2 (SGLang), speculators (eagle3, peagle), and what `eagle.weights.save` writes. Medusa's heads, IBM's MLP
     speculators, and ours of Hydra (`medusa_files.save`) and ReDrafter (`recurrent_files.save`). PARD's models, and ours
-    (`parallel_files.save`). Adapters behind an early exit (`early_exit.save`).
+    (`parallel_files.save`). Adapters behind an early exit (`early_exit.save`). MTP heads of Qwen3-Next
+    and Qwen3.5: a checkpoint with mtp.* tensors, the target's own or a model's of the same sizes, speculators (mtp),
+    and ours (`mtp_files.save`).
 
     Args:
         path: the directory.
         target: the target as `models.load.load_target` gives it: `.target` and `.params`.
         shape: the drafts, a `Growth`, `BestFirst`, `Branching` or `Choices`; None: a coupled chain, as deep as the
-            block, as there are heads or stages, or as any other was trained for (if that is not said 5, of PARD 8).
+            block, as there are heads or stages, or as any other was trained for (if that is not said 5, of PARD 8, of
+            MTP 3).
         dtype: of the parameters.
 
     Raises:
@@ -68,6 +73,8 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
     model, params, layers = target.target, target.params, target.target.config.num_layers
     if parallel_files.is_published(fields):
         return _parallel(path, *parallel_files.from_published(path, fields, dtype), model, shape)
+    if mtp_files.is_checkpoint(fields):
+        return _mtp(*mtp_files.from_checkpoint(path, model, params, dtype), mtp_files.STEPS, shape)
     tensors = read_tensors(path)
     if fields.get("format") == native.FORMAT:
         config, head, own = native.from_native(path, fields, tensors, params, layers, dtype)
@@ -93,6 +100,11 @@ def load_drafter(path: str | Path, target: Any, shape: Any = None, dtype: Any = 
         config, own = early_exit.from_tensors(path, fields, tensors, model, params, dtype)
         drafter = early_exit.drafter(config, shape or eagle.chain(config.depth))
         return LoadedDrafter(drafter, own, model, {"network": config})
+    elif fields.get("speculators_model_type") == mtp_files.SPECULATORS:
+        own = mtp_files.from_speculators(path, fields, tensors, model, params, dtype)
+        return _mtp(*own, eagle_published.steps(fields, mtp_files.STEPS), shape)
+    elif fields.get("format") == mtp_files.FORMAT:
+        return _mtp(*mtp_files.from_tensors(path, fields, tensors, model, params, dtype), shape)
     elif fields.get("format") == parallel_files.FORMAT:
         return _parallel(path, *parallel_files.from_tensors(path, fields, tensors, dtype), model, shape)
     else:
@@ -107,3 +119,7 @@ def _parallel(path: str | Path, config: ParallelConfig, params: Any, target: Any
         raise CheckpointError(f"{path}: made for vocab_size {config.vocab_size}; the target has {target.vocab_size}")
     drafter = parallel_model.drafter(config, shape or eagle.chain(config.depth))
     return LoadedDrafter(drafter, params, target, {"network": config})
+
+
+def _mtp(target: Any, params: Any, steps: int, shape: Any) -> LoadedDrafter:
+    return LoadedDrafter(mtp.drafter(target, shape or eagle.chain(steps)), params, mtp.tapped(target), {})

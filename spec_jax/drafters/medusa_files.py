@@ -44,8 +44,9 @@ def from_tensors(
         both = "medusa_num_heads" in fields and "hydra_num_heads" in fields
         require(not both, "hydra_num_heads", fields.get("hydra_num_heads"), "nothing with medusa_num_heads")
         same = [(name, None, (None, getattr(target.config, name))) for name in ("vocab_size", "hidden_size")]
-        require_only(fields, *same, ("hydra_head_arch", None, (None, "mlp")), ("grounded_heads", None, (None, True)))
         layer = object_of(fields, "prefix_config")
+        arch = ("hydra_head_arch", None, (None, "prefix-mlp" if layer else "mlp"))
+        require_only(fields, *same, arch, ("grounded_heads", None, (None, True)))
         config = MedusaConfig(
             target.config.vocab_size,
             target.config.hidden_size,

@@ -43,14 +43,17 @@ def save(
 def read(source: str | Path, tensors: Mapping[str, np.ndarray], template: Any, dtype: Any = jnp.float32) -> Any:
     """The tensors in the structure of `template` (arrays, or their shapes), floating-point ones as `dtype`.
 
+    dtype: None takes the template's own types.
+
     Raises CheckpointError naming every missing, unexpected or misshapen tensor, or one of another kind of number.
     """
     template = jax.eval_shape(straight, template)
     names, leaves = paths(template), jax.tree.leaves(template)
-    whole = [name for name, leaf in zip(names, leaves, strict=True) if not jnp.issubdtype(leaf.dtype, jnp.floating)]
+    real = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+    whole = [name for name, is_real in zip(names, real, strict=True) if not is_real]
     check_names(source, tensors, {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}, whole)
-    kind = lambda leaf: dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype  # noqa: E731
-    found = [jnp.asarray(tensors[name]).astype(kind(leaf)) for name, leaf in zip(names, leaves, strict=True)]
+    kinds = [leaf.dtype if dtype is None or not r else dtype for leaf, r in zip(leaves, real, strict=True)]
+    found = [jnp.asarray(tensors[name]).astype(kind) for name, kind in zip(names, kinds, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(template), found)
 
 

@@ -231,11 +231,16 @@ def transposed(params: T, swap: Callable[[Any], Any]) -> T:
         params: a Llama's or a Qwen's.
         swap: the transpose of an array of theirs.
     """
-    dense = lambda x: isinstance(x, Dense)  # noqa: E731
-    one = lambda x: TransposedDense(swap(x.kernel), x.bias) if dense(x) else x  # noqa: E731
-    params = jax.tree.map(one, params, is_leaf=dense)
+    params = turned(params, swap)
     embedding: Any = params.embedding  # type: ignore[attr-defined]
     return dataclasses.replace(params, embedding=RowEmbedding(swap(embedding), embedding.dtype))  # type: ignore[type-var]
+
+
+def turned(params: T, swap: Callable[[Any], Any]) -> T:
+    """A part of a model's parameters with every dense kernel stored [out, in]; see `transposed`."""
+    dense = lambda x: isinstance(x, Dense)  # noqa: E731
+    one = lambda x: TransposedDense(swap(x.kernel), x.bias) if dense(x) else x  # noqa: E731
+    return jax.tree.map(one, params, is_leaf=dense)
 
 
 def straight(params: T) -> T:

@@ -25,11 +25,15 @@ def required_tensors(config: QwenConfig, present: Collection[str] = ()) -> Shape
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    if config.mtp:
-        shapes["mtp.fc.weight"] = (hidden, 2 * hidden)
-        shapes |= {f"mtp.{name}.weight": (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
-        shapes |= _layer(config, MTP_LAYER, False, config.sparse[-1], present)
-    return shapes
+    return shapes | mtp_tensors(config, present) if config.mtp else shapes
+
+
+def mtp_tensors(config: QwenConfig, present: Collection[str] = ()) -> Shapes:
+    """The same of the MTP head alone."""
+    hidden = config.hidden_size
+    shapes: Shapes = {"mtp.fc.weight": (hidden, 2 * hidden)}
+    shapes |= {f"mtp.{name}.weight": (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    return shapes | _layer(config, MTP_LAYER, False, config.sparse[-1], present)
 
 
 def canonical_names(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,21 +34,24 @@ def lazy_params(config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype:
     read = _Reader(config, tensors, dtype)
     kinds = zip(config.layer_types, config.sparse, strict=True)
     own = tuple(read.layer(f"model.layers.{i}", kind == DELTA, sparse) for i, (kind, sparse) in enumerate(kinds))
-    mtp = None
-    if config.mtp:
-        mtp = Mtp(
-            embedding_norm=read.norm("mtp.pre_fc_norm_embedding"),
-            hidden_norm=read.norm("mtp.pre_fc_norm_hidden"),
-            fc=read.dense("mtp.fc"),
-            layer=read.layer(MTP_LAYER, False, config.sparse[-1]),
-            norm=read.norm("mtp.norm"),
-        )
     return QwenParams(
         embedding=read.dense("model.embed_tokens").kernel,
         layers=own,
         norm=read.norm("model.norm"),
         head=None if config.tie_word_embeddings else read.dense("lm_head"),
-        mtp=mtp,
+        mtp=lazy_mtp(config, tensors, dtype) if config.mtp else None,
+    )
+
+
+def lazy_mtp(config: QwenConfig, tensors: Mapping[str, npt.ArrayLike], dtype: Any = jnp.float32) -> Mtp:
+    """The same of the MTP head alone; only its own tensors need to be there."""
+    read = _Reader(config, tensors, dtype)
+    return Mtp(
+        embedding_norm=read.norm("mtp.pre_fc_norm_embedding"),
+        hidden_norm=read.norm("mtp.pre_fc_norm_hidden"),
+        fc=read.dense("mtp.fc"),
+        layer=read.layer(MTP_LAYER, False, config.sparse[-1]),
+        norm=read.norm("mtp.norm"),
     )
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from spec_jax.drafters import mtp
+from spec_jax.drafters import mtp, mtp_files
 from spec_jax.drafters.block.ends import ends_of
 from spec_jax.drafters.depth_tree import DepthTree
 from spec_jax.drafters.eagle import head as eagle
@@ -27,7 +27,6 @@ from spec_jax.models.qwen import Mtp, Qwen, QwenParams
 from spec_jax.models.qwen_config import QwenConfig
 from spec_jax.models.qwen_text import final_norm
 from spec_jax.topology.growth import Growth
-from spec_jax.train import weights_file
 from spec_jax.train.block import KEPT, fixed_ends
 from spec_jax.train.slots import Said
 from spec_jax.train.task import Asked
@@ -139,5 +138,5 @@ class MtpForward:
         return mtp.tapped(target)
 
     def save(self, directory: str | Path, params: QwenParams, target: str, dtype: Any = None) -> None:
-        """Write the head's arrays as mtp.safetensors (see `weights_file`): it is a part of its target."""
-        weights_file.save(Path(directory) / "mtp.safetensors", params.mtp, {"target": target}, dtype)
+        """Write what `load_drafter` reads: the head, and nothing else of its target."""
+        mtp_files.save(directory, self.config, params, target, dtype, self.slots)

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.drafters import mtp
+from spec_jax.drafters import mtp, mtp_files
+from spec_jax.drafters.load import load_drafter
 from spec_jax.drafters.none import NoDrafter
 from spec_jax.engine import rows
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request, stack
 from spec_jax.engine.round import context_of
 from spec_jax.models.delta_mixer import DeltaState
+from spec_jax.models.load import LoadedTarget
 from spec_jax.models.qwen import Qwen
 from spec_jax.models.toy import AuditTarget
 from spec_jax.sampling.constraint import free
@@ -98,6 +100,22 @@ def test_state_is_a_fresh_runs(name, rounds):
     np.testing.assert_allclose(delta.conv, delta_fresh.conv, atol=1e-5)
     live = (np.arange(attention.k.shape[2]) < state.target.length[:, None])[:, None, :, None]
     np.testing.assert_allclose(np.where(live, attention.k, 0), np.where(live, attention_fresh.k, 0), atol=1e-5)
+
+
+def test_a_head_from_a_directory_writes_the_same_text_in_the_same_rounds(tmp_path):
+    """The target has another head, which drafts otherwise; the engine is the one that the target's own had."""
+    target, params = fair()
+    e, p, want = drafted("chain")
+    mtp_files.save(tmp_path, target.config, params, "toy")
+    other = dataclasses.replace(params, mtp=dataclasses.replace(params.mtp, norm=-params.mtp.norm))
+    trained = load_drafter(tmp_path, LoadedTarget(target, other, None, (), MAX_LEN), mtp.chain(3))
+    assert engine(trained.target, trained.drafter) == e
+    requests = stack([request(e, prompt, BUDGET, 3, SETTINGS[s]) for prompt, s in ROWS])
+    state = kit.run(e, dataclasses.replace(p, drafter=trained.params), requests, kit.ALL)
+    jax.tree.map(np.testing.assert_array_equal, state.rows, want.rows)
+    state = kit.run(e, dataclasses.replace(p, drafter=mtp.params(other)), requests, kit.ALL)
+    assert all(kit.output(state, row) == kit.output(want, row) for row in range(len(ROWS)))
+    assert (state.rows.counters.accepted != want.rows.counters.accepted).any()
 
 
 def test_the_state_remembers_dozens_of_tokens():

@@ -14,19 +14,30 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from spec_jax.drafters import early_exit, medusa_files, mlp_speculator_files, parallel_files, recurrent_files
+from spec_jax.drafters import (
+    early_exit,
+    medusa_files,
+    mlp_speculator_files,
+    mtp,
+    mtp_files,
+    parallel_files,
+    recurrent_files,
+)
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block.heads.head import Plain
 from spec_jax.drafters.block.heads.markov import Markov
 from spec_jax.drafters.eagle import weights
 from spec_jax.drafters.early_exit import EarlyExitConfig
-from spec_jax.drafters.files import read_directory
+from spec_jax.drafters.files import read_directory, write_directory
 from spec_jax.drafters.load import load_drafter
 from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
+from spec_jax.models import qwen_tensors
 from spec_jax.models.linear import Dense
+from spec_jax.models.load import load_target
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
+from tests.drafters.hybrid import hybrid
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "convert.py"
 TARGET = types.SimpleNamespace(target=kit.llama()[0], params=kit.llama()[1])
@@ -157,6 +168,20 @@ def test_what_a_format_cannot_hold_is_refused(name, to, message, convert, tmp_pa
     said = convert(ours(tmp_path / "ours", name), "--to", to, "--out", tmp_path / "out", status=2)
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_an_mtp_head_comes_out_of_its_target_and_back(convert, tmp_path):
+    whole, (made, params) = tmp_path / "whole", hybrid()
+    write_directory(whole, made.config.to_hf(), qwen_tensors.to_tensors(made.config, params))
+    model, source = load_target(whole), whole
+    for to in ("speculators", "native"):
+        convert(source, "--target", whole, "--to", to, "--out", tmp_path / to)
+        source = tmp_path / to
+        loaded = load_drafter(source, model)
+        same(loaded.params, mtp.params(model.params))
+        assert loaded.drafter.depth == mtp_files.STEPS
+    said = convert(source, "--target", whole, "--to", "published", "--out", tmp_path / "out", status=2)
+    assert "published inside its target, takes 'native' or 'speculators'" in said and said.count("\n") == 1
 
 
 def test_mistakes_are_one_line(convert, tmp_path):

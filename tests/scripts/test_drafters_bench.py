@@ -14,7 +14,7 @@ from scripts.benches import drafters_published, drafters_rules, intervals
 from scripts.benches import drafters_systems as systems
 from spec_jax.control.budget import Always
 from spec_jax.control.throughput import Throughput
-from spec_jax.drafters import medusa_files
+from spec_jax.drafters import medusa_files, mtp, mtp_files
 from spec_jax.drafters.block import native
 from spec_jax.drafters.block.config import FULL
 from spec_jax.drafters.block.heads.gru import Domino
@@ -25,6 +25,7 @@ from spec_jax.engine.engine import Engine
 from spec_jax.models.load import LoadedTarget
 from tests.drafters.block import kit
 from tests.drafters.eagle import kit as heads
+from tests.drafters.hybrid import hybrid
 
 VERIFIER = {"name_or_path": "toy", "architectures": ["LlamaForCausalLM"]}
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -119,6 +120,17 @@ def test_what_is_not_there_is_named(model, folder, tmp_path):
     rows, left = systems.collect(model, folder, 4, 40, ["combined"], joined="medusa")
     assert rows["combined"].joined == "medusa" and not left
     assert "of mtp" in systems.collect(model, folder, 4, 40, ["combined"], joined="mtp")[1]["combined"]
+
+
+def test_an_mtp_head_that_was_trained_further_is_a_row_of_its_own(tmp_path):
+    target, params = hybrid()
+    better = dataclasses.replace(params, mtp=jax.tree.map(lambda x: 2 * x, params.mtp))
+    mtp_files.save(tmp_path / "mtp", target.config, better, "toy", steps=4)
+    rows, left = systems.collect(LoadedTarget(target, params, None, (), 64), tmp_path, 5, 40, ["mtp", "mtp_trained"])
+    assert not left and rows["mtp_trained"].weights == "mtp" and rows["mtp"].weights is None
+    assert rows["mtp_trained"].engine == rows["mtp"].engine and rows["mtp"].engine.drafter.depth == 5
+    jax.tree.map(np.testing.assert_array_equal, rows["mtp_trained"].params, mtp.params(better))
+    jax.tree.map(np.testing.assert_array_equal, rows["mtp"].params, mtp.params(params))
 
 
 @pytest.mark.parametrize(("nodes", "widths"), [(6, (2, 1, 1)), (8, (2, 1, 1)), (2, (2,))])
