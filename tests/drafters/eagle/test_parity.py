@@ -1,5 +1,7 @@
-"""Against `speculators` (torch) and transformers' own layer, on small random checkpoints: logits of every step."""
+"""Against `speculators` (torch) and transformers' own layer, on small random checkpoints: logits of every step, and
+accepted tokens of every round."""
 
+import copy
 import functools
 import importlib
 
@@ -7,8 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spec_jax.drafters.eagle import weights
+from spec_jax.drafters.eagle import head, weights
 from spec_jax.drafters.eagle.text import text_steps
+from spec_jax.engine.engine import Engine, EngineParams
+from spec_jax.engine.requests import request
+from spec_jax.models import llama as models
+from spec_jax.sampling.constraint import free
+from tests.drafters.block import kit
 from tests.drafters.block.kit import LLAMA, H, V, llama
 from tests.drafters.eagle.kit import KEPT, MASK
 from tests.faults.kit import jit
@@ -102,6 +109,68 @@ def test_eagle3_logits_are_those_of_speculators(kind):
     got = ours(fields, tensors, features, tokens, rows + 1, STEPS)
     for step in range(STEPS):
         np.testing.assert_allclose(got[:, step], want[step][rows], atol=1e-4)
+
+
+def rounds(model, whole, text, room, k):
+    """A greedy loop around the package's module: the text up to `room`, and how many tokens each round added.
+
+    Everything is computed anew for every token: `whole(text)` are the target's features and choices behind every token
+    (numpy), and step d of the module, fed with true features up to the anchor and with what was drafted, is the
+    logits of draft d.
+    """
+    text, added = list(text), []
+    while (place := len(text)) < room:
+        features, drafted = whole(text)[0], []
+        for d in range(k):
+            tokens = [*text[1:], *drafted]
+            hidden = np.zeros((1, len(tokens), features[0].size), np.float32)
+            hidden[0, : place - 1] = features[: place - 1].reshape(place - 1, -1)
+            inputs = (torch.tensor(hidden), torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.long))
+            drafted.append(KEPT[logits_of(model, *inputs, ttt_steps=d + 1)[d][place - 2].argmax()])
+        chosen = whole([*text, *drafted])[1][place - 1 :]
+        right = int(np.cumprod([a == b for a, b in zip(drafted, chosen, strict=False)]).sum())
+        text = [*text, *drafted[:right], int(chosen[right])][:room]
+        added.append(len(text) - place)
+    return text, added
+
+
+@pytest.mark.slow
+def test_rounds_accept_as_many_tokens_as_a_loop_around_speculators():
+    """Greedy chains over three layers' features, a reduced vocabulary, several rounds: the same counts in each."""
+    k, room = 3, 30
+    model, fields, tensors = reference("llama small")
+    found = kit.tensors()
+    found["lm_head.weight"][4:] *= 0.2  # few tokens come up, so that a random drafter is right at times
+    tensors = tensors | {"lm_head.weight": tensors["lm_head.weight"] * np.where(np.array(KEPT) < 4, 1, 0.2)[:, None]}
+    model = copy.deepcopy(model)
+    model.lm_head.weight.data.copy_(torch.tensor(tensors["lm_head.weight"]))
+    params = models.from_tensors(LLAMA, found)
+    config, own = weights.from_tensors("here", fields, tensors, llama()[0], params)
+    target = head.tapped(config, llama()[0])
+    assert target.taps[-1] == LLAMA.num_layers  # the last hidden state, which the choices are computed from
+    state = target.init_state(params, 1, room + k)
+    length = jnp.full(1, room + k)
+    features = jit(lambda text: target.prefill(params, state, text, length)[0][0])
+
+    def whole(text):
+        taps = np.asarray(features(jnp.asarray([[*text, *[0] * (room + k - len(text))]])))[: len(text)]
+        last = taps[:, -1] / np.sqrt(np.square(taps[:, -1]).mean(-1, keepdims=True) + LLAMA.rms_norm_eps)
+        return taps, (last * found["model.norm.weight"] @ found["lm_head.weight"].T).argmax(-1)
+
+    engine = Engine(target, room, drafter=head.drafter(config, head.chain(k, "point")), prefill_chunk=8)
+    together, counts = EngineParams(params, own, free(V), jnp.ones(1)), []
+    for prompt in kit.PROMPTS:
+        begun = [*prompt, int(whole(prompt)[1][-1])]
+        text, added = rounds(model, whole, begun, room, k)
+        state_of = kit.begin(engine, together, request(engine, begun, room - len(begun)))
+        emitted = []
+        while state_of.rows.running.any():
+            before = int(state_of.rows.length[0])
+            state_of = kit.go_on(engine, together, state_of, 1)
+            emitted.append(int(state_of.rows.length[0]) - before)
+        assert state_of.rows.tokens[0].tolist() == text and emitted == added
+        counts += added
+    assert sum(n > 1 for n in counts) > 2 and len(counts) > 20, counts
 
 
 def test_p_eagle_logits_are_those_of_speculators(monkeypatch):
