@@ -100,7 +100,9 @@ def from_tensors(
             raise ValueError(f"network, steps: got {network!r} and {steps!r}, takes sizes and a number of tokens")
         config = own_files.config(QwenConfig, network)
     made = _checked(source, config, target)
-    head = own_files.read(source, tensors, abstract_params(made.config, dtype).mtp, dtype=None)
+    whole = abstract_params(made.config, dtype)
+    assert isinstance(whole, QwenParams)
+    head = own_files.read(source, tensors, whole.mtp, dtype=None)
     return made, _over(target_params, head), steps
 
 
