@@ -16,6 +16,7 @@ import numpy as np
 from spec_jax.drafters import mtp, own_files
 from spec_jax.drafters.eagle.published import is_eagle
 from spec_jax.drafters.files import architecture, check_names, write_directory
+from spec_jax.drafters.known import check_speculator
 from spec_jax.drafters.named import reading_config
 from spec_jax.models import lazy, linear, qwen_tensors
 from spec_jax.models.checkpoint import CheckpointError
@@ -76,6 +77,7 @@ def from_speculators(
 ) -> tuple[Qwen, QwenParams]:
     """The same of a head in the speculators format."""
     with reading_config(source):
+        check_speculator(fields, "MTP", ("num_nextn_predict_layers",))
         require_only(fields, ("num_nextn_predict_layers", 1, (1,)))
         config = QwenConfig.from_hf(object_of(fields, "transformer_layer_config"))
     made = _checked(source, config, target)
@@ -95,6 +97,7 @@ def from_tensors(
 ) -> tuple[Qwen, QwenParams, int]:
     """The same of what `save` wrote, and how many steps it was trained for."""
     with reading_config(source):
+        own_files.check_fields(fields, "network", "steps")
         network, steps = fields.get("network"), fields.get("steps")
         if not isinstance(network, Mapping) or not isinstance(steps, int) or steps < 1:
             raise ValueError(f"network, steps: got {network!r} and {steps!r}, takes sizes and a number of tokens")
