@@ -11,9 +11,13 @@ import numpy as np
 def check_sizes(settings: Any, **least: int) -> None:
     """ValueError, naming the field, for one of `settings` that is no integer or is less than it may be."""
     for name, low in least.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ValueError(f"{name}: got {value!r}, takes an integer of at least {low}")
+        check_size(name, getattr(settings, name), low)
+
+
+def check_size(name: str, value: Any, low: int) -> None:
+    """ValueError, naming it, for a value that is no integer or is less than it may be."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name}: got {value!r}, takes an integer of at least {low}")
 
 
 def check_number(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +47,11 @@ def request(
         ValueError: for anything that does not fit, naming the argument.
     """
     vocab, sampling = engine.target.vocab_size, sampling or Sampling()
-    text = [*prompt, *generated]
+    text = [*check_ids("prompt", prompt, vocab), *check_ids("generated", generated, vocab)]
     if len(prompt) == 0:
         raise ValueError("prompt: got no tokens, takes at least one (a beginning-of-sequence token will do)")
-    for name, ids in (("prompt", text), *((f"stops[{i}]", s) for i, s in enumerate(stops))):
-        outside = sorted({int(t) for t in ids if not 0 <= t < vocab})
-        if outside:
-            raise ValueError(f"{name}: got token ids {outside[:8]}, takes ids 0 .. {vocab - 1}")
+    for i, stop in enumerate(stops):
+        check_ids(f"stops[{i}]", stop, vocab)
     if len(prompt) > engine.max_len:
         raise ValueError(f"prompt: got {len(prompt)} tokens, takes at most max_len {engine.max_len}")
     if max_new_tokens is None:
@@ -96,6 +95,29 @@ def request(
     numbers = (buffer, len(text), len(prompt), len(prompt) + max_new_tokens, table, constraint_start)
     tokens, length, prompt_length, limit, ends, state = jax.device_put([whole(x) for x in numbers])
     return Requests(tokens, length, prompt_length, limit, words[None], row, ends, state)
+
+
+def check_ids(name: str, ids: Any, vocab: int) -> list[int]:
+    """Token ids as a list; ValueError for what is no sequence of integers, or has one that is no id."""
+    found = np.asarray(ids) if isinstance(ids, np.ndarray | jax.Array) else ids
+    if isinstance(found, np.ndarray):
+        found = list(found) if found.ndim == 1 else None
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+        raise ValueError(f"{name}: got {ids!r}, takes a sequence of token ids")
+    odd = [t for t in found if not _is_whole(t)]
+    if odd:
+        raise ValueError(f"{name}: got {odd[:8]}, takes token ids, which are integers")
+    outside = sorted({int(t) for t in found if not 0 <= t < vocab})
+    if outside:
+        raise ValueError(f"{name}: got token ids {outside[:8]}, takes ids 0 .. {vocab - 1}")
+    return [int(t) for t in found]
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is an integer: Python's, NumPy's or an array of one."""
+    if isinstance(value, jax.Array):
+        return value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.integer)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _first_end(tokens: Sequence[int], eos: Sequence[int], stops: Sequence[Sequence[int]], min_new: int) -> int | None:

@@ -14,13 +14,14 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from spec_jax import noise
+from spec_jax.checks import check_size
 from spec_jax.drafters.drafter import memory_of
 from spec_jax.engine import devices
 from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.requests import request
 from spec_jax.engine.rows import Requests
 from spec_jax.models import placement
-from spec_jax.rollout import compact, memory, schedule
+from spec_jax.rollout import checks, compact, memory, schedule
 from spec_jax.rollout.gated import Gate, Gated, IfDrafted
 from spec_jax.rollout.log_probs import recording, teacher_forced
 from spec_jax.rollout.programs import Programs, bound
@@ -32,7 +33,7 @@ from spec_jax.sampling.constraint import free
 from spec_jax.sampling.settings import Sampling
 
 _observe, _clear, _drop_older = jax.jit(schedule.observe), jax.jit(schedule.clear), jax.jit(memory.drop_older)
-_longest_first = jax.jit(lambda history, at: schedule.longest_first(schedule.expected(history, at)))
+_expected = jax.jit(schedule.expected)
 
 
 class RolloutEngine:
@@ -58,7 +59,7 @@ class RolloutEngine:
         derive: Callable[[Any], Any] | None = None,
         toggle: Toggle | None = None,
         sync: Sync | None = None,
-        order: str = "longest_first",
+        order: str | schedule.Order = "longest_first",
         prompts: int = 1024,
         prefill_rows: int = 4,
         costs: Mapping[int, RoundCost] | None = None,
@@ -78,7 +79,8 @@ class RolloutEngine:
             derive: policy -> the drafter's parameters, before the first call behind an update: a quantised policy, say.
             toggle: when to speculate; None: always.
             sync: what a new policy leaves; None: `Sync()`.
-            order: "longest_first" starts prompts whose responses were longest, "given" those that come first.
+            order: "longest_first" starts prompts whose responses were longest, "given" those that come first; a
+                function (`schedule.Order`), those whose responses it expects to be longest.
             prompts: prompts that are remembered.
             prefill_rows: prompts prefilled at once.
             costs: by size, what rounds take; None measures it when a size first runs, if toggle or controller asks, and
@@ -87,15 +89,15 @@ class RolloutEngine:
         Raises:
             ValueError: for anything that does not fit, naming it.
         """
+        checks.check_kind("engine", engine, Engine, optional=False)
         self.sizes = compact.check_sizes(sizes)
-        if not isinstance(prefill_rows, int) or prefill_rows < 1:
-            raise ValueError(f"prefill_rows: got {prefill_rows!r}, takes an integer of at least 1")
+        check_size("prefill_rows", prefill_rows, 1)
+        checks.check_settings(engine, self.sizes, eos, pad_id, derive, toggle, sync, costs)
+        checks.check_order(order)
         split = 1 if (mesh := devices.mesh_of(engine)) is None else mesh.shape[placement.DATA]
         for name, given in (("sizes", self.sizes), ("prefill_rows", (prefill_rows,))):
             if any(rows % split for rows in given):
                 raise ValueError(f"{name}: got {given}, takes multiples of the mesh's {split} along data")
-        if order not in ("longest_first", "given"):
-            raise ValueError(f"order: got {order!r}, takes 'longest_first' or 'given'")
         if derive is not None and drafter_params is not None:
             raise ValueError("drafter_params: got some with derive, takes one of both")
         size = memory_of(engine.drafter)
@@ -108,6 +110,7 @@ class RolloutEngine:
         self._toggle, self._sync, self._order = toggle, sync or Sync(), order
         self._prefill_rows, self._derive = prefill_rows, derive
         self._target_params, self._drafter_params, self._changed = target_params, drafter_params, True
+        self._known: dict[str, str] | None = None
         self._free = free(self.engine.target.vocab_size)
         self._prompts, self._programs = Prompts(prompts), Programs(self.engine)
         self.calls = 0
@@ -153,8 +156,11 @@ class RolloutEngine:
         sampling: Sampling | None = None,
         key: Array | int | None = None,
         until_running: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> Rollout:
         """Roll out `group` samples of every prompt.
+
+        A call that is refused moves nothing: neither the keys nor what is carried.
 
         Args:
             prompts: token ids.
@@ -164,24 +170,25 @@ class RolloutEngine:
             key: the call's key; None takes the next one of the engine's own, which every such call advances.
             until_running: stop once no more than so many rows run and none waits: a partial rollout, whose unfinished
                 rows are marked and whose prompts are the tail.
+            numbers: each prompt's number in the call whose rows' keys it takes; None: 0, 1, .. So some prompts of a
+                call, rolled out again under its key, say what they said in it.
 
         Raises:
             ValueError: for anything that does not fit the engine, naming the argument.
         """
-        if not isinstance(group, int) or group < 1:
-            raise ValueError(f"group: got {group!r}, takes an integer of at least 1")
-        if not isinstance(until_running, int) or until_running < 0:
-            raise ValueError(f"until_running: got {until_running!r}, takes an integer of at least 0")
+        checks.check_call(max_new_tokens, group, sampling)
+        check_size("until_running", until_running, 0)
+        checks.check_prompts(self.engine, prompts)
+        own = checks.check_numbers(numbers, len(prompts), group)
         self._check_policy()
-        if len(prompts) == 0:
-            raise ValueError("prompts: got none, takes at least one")
-        sampling = sampling or Sampling(temperature=1.0)
+        sampling = Sampling(temperature=1.0) if sampling is None else sampling
         requests = [request(self.engine, p, max_new_tokens, 0, sampling, self.eos) for p in prompts]
-        keys = self._row_keys(key, len(prompts) * group)
+        keys = self._row_keys(key, (own[:, None] * group + np.arange(group)).reshape(-1))
         self._take_policy()
         places = self._places(prompts)
-        run = self._run(self.carried, requests, keys, places, self._ordered(places), max_new_tokens)
+        run = self._run(self.carried, requests, keys, places, self._ordered(prompts, places), max_new_tokens)
         rollout = run.until(until_running)
+        self.calls += key is None
         at, length = np.repeat(places, group), rollout.length.astype(np.int32)
         self.carried.history = _observe(self.carried.history, at, length)
         return rollout
@@ -206,17 +213,21 @@ class RolloutEngine:
             prompts: how many prompts a call will have, for what is compiled for their number; None: nothing of that.
             group: samples per prompt.
         """
+        checks.check_call(max_new_tokens, group, sampling)
+        if prompts is not None:
+            check_size("prompts", prompts, 1)
         self._check_policy()
-        asked = request(self.engine, prompt, max_new_tokens, 0, sampling or Sampling(temperature=1.0), self.eos)
+        sampling = Sampling(temperature=1.0) if sampling is None else sampling
+        asked = request(self.engine, prompt, max_new_tokens, 0, sampling, self.eos)
         self._take_policy()
         c = self.carried
         for size in self.sizes:
             apart = Carried(jax.tree.map(jnp.copy, c.memory), c.history, c.toggle, c.costs, c.measured, None, c.version)
             keys, places = np.zeros((size, 2), np.uint32), np.zeros(size, np.int32)
             self._run(apart, [asked] * size, keys, places, range(size), max_new_tokens).warm_up()
-        _keys(self.sizes[-1], self._key, -1, 0)
+        self._row_keys(self._key, np.arange(1))
         if prompts is not None:
-            _longest_first(c.history, np.full(prompts, -1, np.int32))
+            self._ordered(None, np.full(prompts, -1, np.int32))
             _observe(c.history, *(np.full(prompts * group, n, np.int32) for n in (-1, 1)))
         if self._toggle is not None and c.toggle is not None:
             self._toggle.decide(c.toggle, 0, 0.0, 0.0)
@@ -233,7 +244,12 @@ class RolloutEngine:
     def log_probs(
         self, tokens: Int[Array, "b t"], length: Int[Array, "b"], temperature: float = 1.0
     ) -> Float[Array, "b t"]:
-        """Teacher-forced tempered log-probs under the current policy (`log_probs.teacher_forced`)."""
+        """Teacher-forced tempered log-probs under the current policy (`log_probs.teacher_forced`).
+
+        Raises ValueError for a temperature that no request takes, or where the policy was released.
+        """
+        Sampling(temperature=temperature)
+        self._check_policy()
         return teacher_forced(self.engine.target, self._target_params, tokens, length, temperature)
 
     def params(self, size: int, drafting: bool = True) -> EngineParams:
@@ -248,25 +264,40 @@ class RolloutEngine:
         return EngineParams(self._target_params, drafter if drafting else None, self._free, seconds)
 
     def state(self) -> dict[str, Any]:
-        """Copies of what the next call depends on besides the policy, as a tree of arrays: to be saved with it."""
+        """Copies of what the next call depends on besides the policy, as a tree of arrays: to be saved with it.
+
+        Raises ValueError where the policy was released.
+        """
+        self._check_policy()
         c = self.carried
         self._take_policy()
         if c.kept is None:
             c.kept = self._programs.fresh(self.params(self.sizes[0]))
-        counts = np.array([self.calls, c.version], np.int32)
-        arrays = {"kept": c.kept, "memory": c.memory, "history": c.history, "toggle": c.toggle}
-        return {"counts": counts, "prompts": self._prompts.saved(), **jax.tree.map(jnp.copy, arrays)}
+        return jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else jnp.copy(x), self._saved(c.kept))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that an engine of the same settings saved; the policy is given by `update_params`."""
+        """Go on from a state that an engine of the same settings saved; the policy is given by `update_params`.
+
+        Raises ValueError where the policy was released, or for another engine's state, naming the first array that
+        differs; nothing has changed then.
+        """
+        self._check_policy()
+        if self._derive is not None:
+            self._drafter_params = self._derive(self._target_params)
+        fresh = jax.eval_shape(functools.partial(compact.fresh, self.engine), self.params(self.sizes[0]))
+        state = checks.check_state(state, self._saved(fresh))
         self.calls, version = (int(x) for x in np.asarray(state["counts"]))
         self._prompts.restore(np.asarray(state["prompts"]))
-        arrays = jax.tree.map(jnp.array, {name: state[name] for name in ("kept", "memory", "history", "toggle")})
+        arrays = {name: state[name] for name in ("kept", "memory", "history", "toggle")}
         costs, measured = self.carried.costs, self.carried.measured
         self.carried = Carried(**arrays, costs=costs, measured=measured, version=version)
         self._changed = False
-        if self._derive is not None:
-            self._drafter_params = self._derive(self._target_params)
+
+    def _saved(self, kept: Any) -> dict[str, Any]:
+        """What `state` copies, with these arrays (or shapes) as what rows share."""
+        c, counts = self.carried, np.array([self.calls, self.carried.version], np.int32)
+        carried = {"kept": kept, "memory": c.memory, "history": c.history, "toggle": c.toggle}
+        return {"counts": counts, "prompts": self._prompts.saved(), **carried}
 
     def _run(
         self,
@@ -296,16 +327,21 @@ class RolloutEngine:
         )
 
     def _check_policy(self) -> None:
+        """ValueError where there is no policy, or it does not run; one of the last one's shapes does."""
         if self._target_params is None:
             raise ValueError("target_params: got none since release_params, takes update_params before a call")
+        found = checks.shapes(self._target_params)
+        if found != self._known:
+            checks.check_params(self.engine, self._target_params)
+            self._known = found
 
     def _take_policy(self) -> None:
         """What a new policy asks for; not before a call needs it, since an update must not touch arrays."""
         if not self._changed:
             return
-        self._changed = False
         if self._derive is not None:
             self._drafter_params = self._derive(self._target_params)
+        self._changed = False
         c, age = self.carried, self._sync.max_age
         if c.memory is not None and age is not None:
             c.memory = _drop_older(c.memory, np.int32(c.version - age))
@@ -323,29 +359,33 @@ class RolloutEngine:
             c.memory = None if c.memory is None else self._programs.clear(c.memory, at)
         return places
 
-    def _ordered(self, places: Int[np.ndarray, "g"]) -> list[int]:
+    def _ordered(self, prompts: Sequence[Sequence[int]] | None, places: Int[np.ndarray, "g"]) -> list[int]:
+        """The order in which prompts start; without prompts, what the built-in ones compile."""
         if self._order == "given":
             return list(range(len(places)))
-        return np.asarray(_longest_first(self.carried.history, places)).tolist()
+        lengths = np.asarray(_expected(self.carried.history, places))
+        if callable(self._order) and prompts is not None:
+            lengths = checks.check_lengths(self._order(prompts, lengths), len(places))
+        return np.argsort(-lengths, kind="stable").tolist()
 
-    def _row_keys(self, key: Array | int | None, count: int) -> UInt32[np.ndarray, "n 2"]:
+    def _row_keys(self, key: Array | int | None, rows: Int[np.ndarray, "n"]) -> UInt32[np.ndarray, "n 2"]:
+        """The keys of a call's rows, by their numbers in it; None is the engine's own next call."""
         words = self._key if key is None else noise.request_key(key)
         if words.shape != (2,):
             raise ValueError(f"key: got keys of shape {list(words.shape)}, takes one key")
-        call = -1 if key is not None else self.calls
-        self.calls += key is None
-        block = self.sizes[-1]
-        own = [_keys(block, words, call, begin) for begin in range(0, count, block)]
+        call, count, block = -1 if key is not None else self.calls, len(rows), self.sizes[-1]
+        padded = np.resize(rows.astype(np.int32), -(-count // block) * block)
+        own = [_keys(words, call, some) for some in padded.reshape(-1, block)]
         return np.concatenate(jax.device_get(own))[:count]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _keys(block: int, words: UInt32[Array, "2"], call: Array | int, begin: Array | int) -> UInt32[Array, "block 2"]:
-    """The keys of `block` rows of a call; call -1 says that the key is the call's own."""
+@jax.jit
+def _keys(words: UInt32[Array, "2"], call: Array | int, rows: Int[Array, "n"]) -> UInt32[Array, "n 2"]:
+    """The keys of some rows of a call; call -1 says that the key is the call's own."""
     whole = jax.random.wrap_key_data(words, impl="threefry2x32")
     next_one = jax.random.key_data(jax.random.fold_in(whole, jnp.maximum(call, 0)))
     whole = jax.random.wrap_key_data(jnp.where(jnp.asarray(call) < 0, words, next_one), impl="threefry2x32")
-    own = jax.vmap(jax.random.fold_in, (None, 0))(whole, begin + jnp.arange(block))
+    own = jax.vmap(jax.random.fold_in, (None, 0))(whole, rows)
     return jax.random.key_data(own)
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from spec_jax.checks import check_size
 from spec_jax.drafters.matches import NO_TOKEN
 from spec_jax.drafters.suffix import append
 
@@ -30,9 +31,8 @@ class Memory:
 
 def empty(prompts: int, size: int) -> Memory:
     """Nothing remembered of `prompts` prompts, `size` tokens each."""
-    for name, value in (("prompts", prompts), ("size", size)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: got {value!r}, takes an integer of at least 1")
+    check_size("prompts", prompts, 1)
+    check_size("size", size, 1)
     zeros = lambda: jnp.zeros(prompts, jnp.int32)  # noqa: E731, two arrays: a caller may donate them
     return Memory(jnp.full((prompts, size), NO_TOKEN, jnp.int32), zeros(), zeros())
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from spec_jax.checks import check_size
+
 _BYTES = 16
 
 
@@ -17,8 +19,7 @@ class Prompts:
 
     def __init__(self, size: int) -> None:
         """An empty table of `size` places."""
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"prompts: got {size!r}, takes an integer of at least 1")
+        check_size("prompts", size, 1)
         self.size = size
         self._places: OrderedDict[bytes, int] = OrderedDict()
 

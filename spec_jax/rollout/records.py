@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from spec_jax.checks import check_number, check_sizes
 from spec_jax.rollout.memory import Memory
 from spec_jax.rollout.schedule import History
 from spec_jax.rollout.toggle import RoundCost, ToggleState
@@ -76,10 +77,9 @@ class Sync:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.max_age is not None and (not isinstance(self.max_age, int) or self.max_age < 1):
-            raise ValueError(f"max_age: got {self.max_age!r}, takes None or an integer of at least 1")
-        if not 0 <= self.calibration <= 1:
-            raise ValueError(f"calibration: got {self.calibration!r}, takes a number in [0, 1]")
+        if self.max_age is not None:
+            check_sizes(self, max_age=1)
+        check_number("calibration", self.calibration, 0, 1)
 
 
 @dataclasses.dataclass

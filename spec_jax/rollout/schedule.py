@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+from spec_jax.checks import check_number, check_size
+
+Order = Callable[[Sequence[Sequence[int]], Float[np.ndarray, "g"]], Any]
+"""Lengths to expect of g prompts, of their tokens and what their history says (`expected`): a number for each."""
 
 
 @flax.struct.dataclass
@@ -20,7 +27,8 @@ class History:
 
 
 def empty(prompts: int) -> History:
-    """Nothing seen of `prompts` prompts."""
+    """Nothing seen of `prompts` prompts. Raises ValueError for fewer than one."""
+    check_size("prompts", prompts, 1)
     return History(jnp.zeros(prompts), jnp.zeros(prompts, jnp.int32))
 
 
@@ -59,12 +67,22 @@ def longest_first(length: Float[Array, "r"]) -> Int[Array, "r"]:
 
 
 def tail(work: Float[Array, "g"], k: int) -> Bool[Array, "g"]:
-    """The k groups of most expected work: TailSieve's top-k, which comes close to the best routing."""
+    """The k groups of most expected work, all if they are fewer: TailSieve's top-k, close to the best routing.
+
+    Raises ValueError for a k that is no integer of at least 0.
+    """
+    check_size("k", k, 0)
     return jnp.argsort(jnp.argsort(-work, stable=True)) < k
 
 
 def unfinished(running: Bool[Array, "n"], group: int) -> Bool[Array, "g"]:
-    """The groups of which some response still ran when a partial rollout was cut off: the candidates for the tail."""
+    """The groups of which some response still ran when a partial rollout was cut off: the candidates for the tail.
+
+    Raises ValueError for a group that does not divide the number of rows.
+    """
+    check_size("group", group, 1)
+    if running.shape[0] % group:
+        raise ValueError(f"group: got {group}, takes one that divides the {running.shape[0]} rows of running")
     return running.reshape(-1, group).any(1)
 
 
@@ -97,9 +115,16 @@ def split(
         replicas: replicas in all; one alone can't be split.
         step: seconds of a decoding step by rows on a replica; vectorised.
         speedup: tokens of a step in the tail pool.
+
+    Raises:
+        ValueError: for no lengths, or any that is no finite number of at least 0; for any of the other three that is
+            not above 0.
     """
-    if replicas < 1 or group < 1 or not speedup > 0:
-        raise ValueError(f"group, replicas, speedup: got {group}, {replicas}, {speedup}, takes numbers above 0")
+    check_size("group", group, 1)
+    check_size("replicas", replicas, 1)
+    check_number("speedup", speedup, 0, open_low=True)
+    if length.shape[0] == 0 or not (jnp.isfinite(length) & (length >= 0)).all():
+        raise ValueError(f"length: got {length}, takes finite numbers of at least 0, one at least")
     order = jnp.sort(length)[::-1]
     index = jnp.arange(order.shape[0])
 
@@ -138,7 +163,17 @@ class LengthHead:
 
 
 def fit_length_head(features: Float[Array, "r f"], length: Int[Array, "r"], penalty: float = 1.0) -> LengthHead:
-    """The ridge regression of log lengths on features, in closed form; the bias is not penalised."""
+    """The ridge regression of log lengths on features, in closed form; the bias is not penalised.
+
+    Raises ValueError for no rows, another number of lengths, or a penalty that is negative or no number.
+    """
+    check_number("penalty", penalty, 0)
+    if features.shape[0] == 0:
+        raise ValueError("features: got no rows, takes one at least")
+    if length.shape != features.shape[:1]:
+        raise ValueError(
+            f"length: got {list(length.shape)}, takes one for each of {features.shape[0]} rows of features"
+        )
     y = jnp.log(jnp.maximum(length, 1).astype(jnp.float32))
     x = features.astype(jnp.float32)
     center, level = x.mean(0), y.mean()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from spec_jax.checks import check_sizes
+from spec_jax.checks import check_number, check_sizes
 from spec_jax.control.cost import CostModel
 
 _STEADY, _MOST, _HELD_UP = 2, 16.0, 8.0
@@ -27,9 +27,10 @@ class RoundCost:
     speculative: CostModel
 
     def __post_init__(self) -> None:
-        """Check the plain round."""
-        if not 0 < self.plain < float("inf"):
-            raise ValueError(f"plain: got {self.plain!r}, takes a positive number")
+        """Check both."""
+        check_number("plain", self.plain, 0, open_low=True)
+        if not isinstance(self.speculative, CostModel):
+            raise ValueError(f"speculative: got {self.speculative!r}, takes a CostModel")
 
     def ratio(self, width: float) -> float:
         """Plain rounds that a speculative one of a mean width takes, rounded; the table says how it extends."""
@@ -112,13 +113,12 @@ class Toggle:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not self.margin > 0:
-            raise ValueError(f"margin: got {self.margin!r}, takes a number above 0")
+        check_number("margin", self.margin, 0, open_low=True)
         check_sizes(self, probe=1, every=1)
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay: got {self.decay!r}, takes a number in [0, 1)")
-        if not 0 < self.loss <= 1:
-            raise ValueError(f"loss: got {self.loss!r}, takes a number in (0, 1]")
+        check_number("decay", self.decay, 0, 1)
+        if self.decay == 1:
+            raise ValueError(f"decay: got {self.decay!r}, takes less than 1, so that a gain can change")
+        check_number("loss", self.loss, 0, 1, open_low=True)
 
     def init(self, sizes: int) -> ToggleState:
         """Nothing tried at any of `sizes` batch sizes, nothing put aside."""
