@@ -4,7 +4,8 @@ Every file defines `engine(target, max_len)`, with further parameters for the pa
 `draft_model` where a small model drafts; `network` where a trained drafter of some config does, and beside a block-
 parallel one `head`, its causal head, which has the published sizes if left out; `drafter` where any drafter is part
 of it. Where a part of the target drafts, `drafter_params(target_params)` gives that part's parameters, the target's own
-arrays as far as they are.
+arrays as far as they are. A system for rollouts has `rollout()` as well: settings of `RolloutEngine`, with parameters
+for what it takes beside the engine's parts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from spec_jax.drafters.parallel_model import ParallelConfig
 from spec_jax.drafters.recurrent import RecurrentConfig
 from spec_jax.engine.engine import Engine
 from spec_jax.models.target import Target
+from spec_jax.rollout.engine import RolloutEngine
 
 Network = BlockConfig | EagleConfig | MedusaConfig | MlpConfig | RecurrentConfig | ParallelConfig | EarlyExitConfig
 
@@ -64,6 +66,33 @@ def parts(name: str) -> dict[str, bool]:
     """
     wanted = list(inspect.signature(_module(name).engine).parameters.values())[2:]
     return {part.name: part.default is inspect.Parameter.empty for part in wanted}
+
+
+def rollout(name: str, target: Target, max_len: int, target_params: Any, **given: Any) -> RolloutEngine:
+    """The rollout engine of a published system, or of any other one here, for a policy.
+
+    Args:
+        name: the system. What its drafter takes of the policy is derived anew from every policy.
+        target: the policy's model.
+        max_len: longest text of a row.
+        target_params: the policy.
+        given: the parts that `build` takes, what the system's `rollout` takes, and settings of `RolloutEngine`, which
+            come before the system's own.
+
+    Raises:
+        ValueError: as `build` and `RolloutEngine`, or for what the system's `rollout` needs and did not get.
+    """
+    built = {part: given.pop(part) for part in ("draft_model", "network", "head", "drafter") if part in given}
+    engine = build(name, target, max_len, **built)
+    settings = getattr(_module(name), "rollout", dict)
+    wanted = inspect.signature(settings).parameters if settings is not dict else {}
+    for part in wanted:
+        if part not in given:
+            raise ValueError(f"{part}: {name} needs one")
+    own = settings(**{part: given.pop(part) for part in wanted})
+    if hasattr(_module(name), "drafter_params"):
+        own["derive"] = _module(name).drafter_params
+    return RolloutEngine(engine, target_params, **{**own, **given})
 
 
 def _module(name: str) -> Any:

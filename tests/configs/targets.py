@@ -34,7 +34,7 @@ BLOCK = {
     name for name in NETWORK if inspect.signature(module(name).engine).parameters["network"].annotation is BlockConfig
 }
 DRAFTER = {name for name in configs.names() if "drafter" in inspect.signature(module(name).engine).parameters}
-VIEWS = {"clasp", "draft_and_verify", "knn_ssd", "magicdec", "mask_probing", "subspec", "swift"}
+VIEWS = {"clasp", "draft_and_verify", "efficient_rollout", "knn_ssd", "magicdec", "mask_probing", "subspec", "swift"}
 OWN_HEAD = {name for name in configs.names() if hasattr(module(name), "drafter_params")} - VIEWS
 
 

@@ -40,7 +40,9 @@ ALIKE = {
     "disco",  # coupled_draft_model
     "knn_ssd",  # swift
     "suffix_fallback",  # combined
-    *("magicdec", "subspec"),  # draft_and_verify
+    *("efficient_rollout", "magicdec", "subspec"),  # draft_and_verify
+    *("nemo_rl", "outlets", "tailsieve"),  # prompt_lookup; each as a rollout engine in tests/rollout/test_systems.py
+    "war",  # consensus; likewise
 }
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4]]
 CHEAP = CostModel((1, 32), (1.0, 1.5))  # measured, it would depend on what else the machine does
