@@ -70,7 +70,7 @@ class Training:
     Attributes:
         steps, batch, length: steps, rows, and tokens of a row.
         anchors: blocks per row.
-        rate: learning rate at its peak; warmup and decay: steps of each (BySteps).
+        rate: learning rate at its peak; warmup and decay: steps of each (BySteps; decay None: two fifths of the steps).
         weight_decay, clip: AdamW's.
         labels: see `Task`.
         begin: the folder of a drafter of this kind and sizes, whose weights the training starts from; None: random.
@@ -86,7 +86,7 @@ class Training:
     anchors: int = 32
     rate: float = 6e-4
     warmup: int = 40
-    decay: int = 400
+    decay: int | None = None
     weight_decay: float = 0.0
     clip: float = 1.0
     labels: str = "text"
@@ -97,7 +97,9 @@ class Training:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        check_sizes(self, steps=1, batch=1, length=2, anchors=1, warmup=0, decay=0, seed=0, measure_every=0)
+        check_sizes(self, steps=1, batch=1, length=2, anchors=1, warmup=0, seed=0, measure_every=0)
+        if self.decay is not None:
+            check_sizes(self, decay=0)
         check_number("rate", self.rate, 0.0, open_low=True)
         check_number("weight_decay", self.weight_decay, 0.0)
         check_number("clip", self.clip, 0.0, open_low=True)
@@ -110,7 +112,8 @@ class Training:
 
     def schedule(self) -> BySteps:
         """The learning rates; ValueError for a decay of more steps than there are."""
-        return BySteps(self.rate, self.warmup, self.steps, self.decay)
+        decay = self.steps * 2 // 5 if self.decay is None else self.decay
+        return BySteps(self.rate, self.warmup, self.steps, decay)
 
 
 @dataclasses.dataclass(frozen=True)
