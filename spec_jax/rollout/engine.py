@@ -24,7 +24,7 @@ from spec_jax.models import placement
 from spec_jax.rollout import checks, compact, memory, schedule
 from spec_jax.rollout.gated import Gate, Gated, IfDrafted
 from spec_jax.rollout.log_probs import recording, teacher_forced
-from spec_jax.rollout.programs import Programs, bound
+from spec_jax.rollout.programs import Programs, bound, reads
 from spec_jax.rollout.prompts import Prompts
 from spec_jax.rollout.records import Carried, Rollout, Sync
 from spec_jax.rollout.run import Run
@@ -255,13 +255,15 @@ class RolloutEngine:
     def params(self, size: int, drafting: bool = True) -> EngineParams:
         """The parameters of a program at a batch size, 0 for prompts of rows that begin without drafts.
 
-        Those of plain rounds have no drafter's.
+        Those of plain rounds have no drafter's, unless it has to be told of them.
         """
         widths, cost = (self.engine.widths, self.carried.costs.get(size)) if drafting else ((1,), None)
         seconds = np.ones(len(widths), np.float32) if cost is None else cost.speculative.at(widths)
         seconds, rows = jax.device_put((seconds, np.int32(size)))
         drafter = self._drafter_params if self._toggle is None else Gate(rows, self._drafter_params)
-        return EngineParams(self._target_params, drafter if drafting else None, self._free, seconds)
+        return EngineParams(
+            self._target_params, drafter if drafting or reads(self.engine) else None, self._free, seconds
+        )
 
     def state(self) -> dict[str, Any]:
         """Copies of what the next call depends on besides the policy, as a tree of arrays: to be saved with it.
@@ -395,4 +397,5 @@ def _gated(engine: Engine) -> Engine:
         raise ValueError(
             f"engine: got widths {engine.widths}, takes widths from 1 on with a toggle: a plain round is one"
         )
-    return dataclasses.replace(engine, drafter=Gated(engine.drafter), controller=IfDrafted(engine.controller))
+    gated = Gated(engine.drafter, reads=bool(getattr(engine.target, "taps", ())))
+    return dataclasses.replace(engine, drafter=gated, controller=IfDrafted(engine.controller))

@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from spec_jax.control.budget import Around
 from spec_jax.drafters.drafter import Committed, Context, Drafter, memory_of
+from spec_jax.drafters.features import along_path, required
+from spec_jax.drafters.none import NoDrafter
 from spec_jax.models.target import Output
 from spec_jax.tree import Draft, alone
 from spec_jax.verify.verdict import Verdict
@@ -22,7 +24,7 @@ from spec_jax.verify.verdict import Verdict
 class Gate:
     """The parameters of a gated drafter: it drafts while at most `rows` rows run, by its own parameters `inner`.
 
-    Where `rows` is 0 it is not told of prompts that are prefilled, either.
+    Where `rows` is 0 it is not told of prompts that are prefilled, either, unless it reads the target's features.
     """
 
     rows: Int[Array, ""]
@@ -38,6 +40,14 @@ class GatedState:
     on: Bool[Array, ""]
 
 
+@flax.struct.dataclass
+class Taps:
+    """What a drafter keeps of scored nodes, and the target's features there, for the rounds in which it is off."""
+
+    own: Any
+    features: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Gated:
     """Drafts while few rows run: speculation off where the batch is compute-bound, on as rows finish.
@@ -47,14 +57,19 @@ class Gated:
     drafter is told what was committed meanwhile, in prefill chunks. A store that is filled by `release` (`Suffix`) gets
     the texts of rows that were drafted for at all.
 
+    A drafter that reads the target's features, such as an EAGLE head, can't be told later: while it is off it hears of
+    every token in its round, as of a prefill chunk, and its drafts alone cost nothing. What a drafter learns from the
+    target's logits (Token Recycling, say), it learns in rounds that draft.
+
     Attributes:
-        drafter: one that follows the text alone. One that reads the target's features would miss those of the time when
-            it was off, and is refused.
+        drafter: the drafter.
         chunk: tokens told at a time.
+        reads: whether it reads the target's features. Where it does and this is False, `propose` raises ValueError.
     """
 
     drafter: Drafter
     chunk: int = 64
+    reads: bool = False
 
     @property
     def nodes(self) -> int:
@@ -91,27 +106,30 @@ class Gated:
         return dataclasses.replace(state, inner=self.drafter.recall(state.inner, memory))  # type: ignore[attr-defined]
 
     def tap(self, output: Output) -> Any:
-        """The drafter's, in which there is no array.
-
-        Raises ValueError for a drafter that wants some of the target's outputs.
-        """
-        taps = self.drafter.tap(output)
-        if jax.tree.leaves(taps):
-            raise ValueError(
-                f"drafter: got {type(self.drafter).__name__}, which reads the target's outputs; "
-                "Gated takes one that follows the text alone"
-            )
-        return taps
+        """What the drafter keeps, and the features if it reads them; ValueError where the target returns none."""
+        own = self.drafter.tap(output)
+        return Taps(own, required(output.features)) if self.reads else own
 
     def observe(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
-        """Prefill chunks unless it is off for any number of rows, verdicts on its own drafts only."""
-        told = lambda: (  # noqa: E731
-            self.drafter.observe(params.inner, state.inner, committed),
-            jnp.maximum(state.known, committed.start + committed.length),
+        """Prefill chunks unless it is off for any number of rows, and verdicts on its own drafts; else see `missed`."""
+        if committed.tree is None:
+            tell = lambda: self._told(params, state, committed)  # noqa: E731
+            return tell() if self.reads else lax.cond(params.rows > 0, tell, lambda: state)
+        own = dataclasses.replace(committed, taps=committed.taps.own) if self.reads else committed
+        return lax.cond(
+            state.on,
+            lambda: self._told(params, state, own),
+            lambda: self.missed(params, state, committed),
         )
-        on = params.rows > 0 if committed.tree is None else state.on
-        inner, known = lax.cond(on, told, lambda: (state.inner, state.known))
-        return dataclasses.replace(state, inner=inner, known=known)
+
+    def missed(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
+        """The state after a verdict on no draft of its own: one that reads features is told, as of a prefill chunk."""
+        if not self.reads:
+            return state
+        count = jnp.broadcast_to(jnp.arange(committed.path.shape[1]), committed.path.shape)
+        read = lambda taps: dataclasses.replace(committed, taps=taps, tree=None, path=count)  # noqa: E731
+        features = along_path(dataclasses.replace(committed, taps=committed.taps.features), lambda x: x)
+        return self._told(params, state, read(features))
 
     def propose(self, params: Gate, state: GatedState, context: Context) -> tuple[Draft, GatedState]:
         """The drafter's draft, or the anchor alone."""
@@ -139,8 +157,15 @@ class Gated:
         inner = self.drafter.release(state.inner, rows, tokens, length)
         return GatedState(inner, state.known.at[rows].set(0, mode="drop"), state.on)
 
+    def _told(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
+        inner = self.drafter.observe(params.inner, state.inner, committed)
+        known = jnp.maximum(state.known, committed.start + committed.length)
+        return dataclasses.replace(state, inner=inner, known=known)
+
     def _caught_up(self, params: Any, state: GatedState, context: Context) -> tuple[Any, Array]:
         """The drafter's state and what it knows once it has been told all text up to the anchor."""
+        if self.reads:
+            return state.inner, state.known
         todo = jnp.where(context.active, context.length - 1, 0)
         size = context.tokens.shape[1]
         offset = jnp.arange(self.chunk)
@@ -160,6 +185,29 @@ class Gated:
             return self.drafter.observe(params, inner, committed), known + count
 
         return lax.while_loop(lambda carry: (carry[1] < todo).any(), tell, (state.inner, state.known))
+
+
+@dataclasses.dataclass(frozen=True)
+class Listening(Gated):
+    """A gated drafter in a program of plain rounds, on the same state: the anchor alone is its draft."""
+
+    @property
+    def nodes(self) -> int:
+        """1."""
+        return 1
+
+    @property
+    def depth(self) -> int:
+        """0."""
+        return 0
+
+    def observe(self, params: Gate, state: GatedState, committed: Committed) -> GatedState:
+        """See `Gated.missed`."""
+        return self.missed(params, state, committed)
+
+    def propose(self, params: Gate, state: GatedState, context: Context) -> tuple[Draft, GatedState]:
+        """The anchor."""
+        return NoDrafter().propose(None, (), context)[0], state
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from spec_jax.engine.engine import Engine, EngineParams
 from spec_jax.engine.state import EngineState
 from spec_jax.models import placement
 from spec_jax.rollout import compact, memory
+from spec_jax.rollout.gated import Gated, Listening
 from spec_jax.rollout.memory import Memory
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class Programs:
 
     fresh and faded make what rows share; clear forgets prompts. `plain` are rounds of plain decoding on the same state:
     without a draft, room for one, or a choice of width. `tell` gives the drafter what is remembered of every row's
-    prompt: work that rounds without drafts don't need.
+    prompt: work that rounds without drafts don't need. They tell it of their tokens alone, and only if it reads the
+    target's features.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -73,7 +75,14 @@ class Programs:
 
 def without_drafts(engine: Engine) -> Engine:
     """The engine of `Programs.plain`."""
-    return dataclasses.replace(engine, drafter=NoDrafter(), controller=Always(), widths=())
+    old: Any = engine.drafter
+    drafter = Listening(old.drafter, old.chunk, reads=True) if reads(engine) else NoDrafter()
+    return dataclasses.replace(engine, drafter=drafter, controller=Always(), widths=())
+
+
+def reads(engine: Engine) -> bool:
+    """Whether plain rounds tell the drafter of their tokens, with the target's features."""
+    return isinstance(engine.drafter, Gated) and engine.drafter.reads
 
 
 def bound(tree: T, like: Any) -> T:
@@ -106,19 +115,20 @@ def _plain(
     max_rounds: Int[Array, ""] | int,
     until_running: Int[Array, ""] | int,
 ) -> EngineState:
-    """`loop.decode` by plain decoding; the drafter hears nothing of it (`Gated` catches up)."""
+    """`loop.decode` by plain decoding; the drafter hears nothing of it (`Gated` catches up) but what it must read."""
     bare, counters, batch = without_drafts(engine), state.rows.counters, state.rows.length.shape[0]
     depths = ("depth_reached", "depth_accepted")
     count = lambda r, **own: dataclasses.replace(r, counters=dataclasses.replace(r.counters, **own))  # noqa: E731
     inner = EngineState(
         rows=count(state.rows, **dict.fromkeys(depths, jnp.zeros((batch, 1), jnp.int32))),
         target=state.target,
-        drafter=bare.drafter.init(None, batch, bare.max_len),
+        drafter=state.drafter if reads(engine) else bare.drafter.init(None, batch, bare.max_len),
         controller=bare.controller.init(batch),
     )
     after = loop.decode(bare, params, inner, max_rounds, until_running=until_running)
     given = count(after.rows, **{name: getattr(counters, name) for name in depths})
-    return dataclasses.replace(state, rows=given, target=after.target)
+    drafter = after.drafter if reads(engine) else state.drafter
+    return dataclasses.replace(state, rows=given, target=after.target, drafter=drafter)
 
 
 def _put(
