@@ -17,12 +17,16 @@ from spec_jax.train.store import Text
 
 @flax.struct.dataclass
 class Texts:
-    """A batch of texts, padded behind their lengths; features [B, T, taps, hidden] if they are cached, else None."""
+    """A batch of texts, padded behind their lengths; features [B, T, taps, hidden] if they are cached, else None.
+
+    weight: how much each text counts in the loss, from 0 on; None: all alike.
+    """
 
     tokens: Int[Array, "b t"]
     mask: Bool[Array, "b t"]
     length: Int[Array, "b"]
     features: Float[Array, "b t taps hidden"] | None = None
+    weight: Float[Array, "b"] | None = None
 
 
 @flax.struct.dataclass

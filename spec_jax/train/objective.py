@@ -26,7 +26,7 @@ class Objective:
     Attributes:
         divergences: (name, factor) pairs; names are "ce" (needs labels alone) and those of `divergence.NAMES`. DSpark
             is (("ce", 0.1), ("l1", 0.9)) with decay 4 and confidence 1; PARD-2 is (("ce", 0.1), ("forward_kl", 1.0)).
-        weights: (name, settings) pairs of `weights.NAMES`, which multiply.
+        weights: (name, settings) pairs of `weights.NAMES`, which multiply, and with them the texts' own.
         per: what the sum is divided by. "weight": the weights of the scored slots (DFlash). "slot": their number.
             "block": the number of blocks with a scored slot (D-PACE).
         confidence: factor of the confidence head's loss, cross-entropy to 1 - TV(p, q) (DSpark, arXiv 2607.05147),
@@ -145,6 +145,8 @@ class Objective:
 
     def _mean(self, nats: Array, slots: Slots, terms: tuple) -> Array:
         weight = slots.scored.astype(jnp.float32)
+        if slots.weight is not None:
+            weight *= slots.weight[..., None]
         for name, settings in terms:
             weight *= weights.named(name, dict(settings))(slots)
         weight = lax.stop_gradient(weight)

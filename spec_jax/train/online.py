@@ -6,6 +6,7 @@ OSD (arXiv 2310.07177) distils the target on the requests it answers; Aurora doe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ def remember(
     A buffer made `like` texts whose features are bfloat16 keeps them so.
     """
     found = features.read(target, params, texts.tokens, texts.length)
-    rows = Texts(texts.tokens, texts.mask, texts.length, found)
+    rows = dataclasses.replace(texts, features=found)
     return push(buffer, rows, jnp.ones(texts.length.shape, bool) if keep is None else keep)
 
 
@@ -103,7 +104,7 @@ def update(
     Args:
         step: see `step.make_step`; its loss a `Task`'s. The state given is used up.
         state: what was trained so far.
-        buffer: rows that are `Texts`.
+        buffer: rows that are `Texts`. Those without features are read by the target's forward with `target`.
         key: a typed key, another one each time.
         rate: the learning rate.
         batch: rows of the step.
@@ -111,7 +112,7 @@ def update(
         shared: see `Batch`.
     """
     texts, real = draw(buffer, key, batch)
-    texts = Texts(texts.tokens, texts.mask & real[:, None], texts.length, texts.features)
+    texts = dataclasses.replace(texts, mask=texts.mask & real[:, None])
     return step(state, Batch(texts, jnp.copy(state.step), target, shared), rate)
 
 

@@ -35,13 +35,15 @@ class Slots:
     """Drafted slots beside the truth, in blocks of K slots one after another; all but `target` in draft ids.
 
     labels: the right tokens, -1 where the draft vocabulary lacks them. scored: whether a slot has a label that counts.
-    target: the target's logits over the draft vocabulary (None where only labels are known).
+    target: the target's logits over the draft vocabulary (None where only labels are known). weight: how much each
+    block counts, as its text does (None: all alike).
     """
 
     logits: Float[Array, "*b k draft"]
     labels: Int[Array, "*b k"]
     scored: Bool[Array, "*b k"]
     target: Float[Array, "*b k draft"] | None = None
+    weight: Float[Array, "*b"] | None = None
 
     @classmethod
     def of(
@@ -50,11 +52,13 @@ class Slots:
         labels: Int[Array, "*b k"],
         scored: Bool[Array, "*b k"],
         target: Float[Array, "*b k draft"] | None = None,
+        weight: Float[Array, "*b"] | None = None,
     ) -> Slots:
         """Slots of which those that do not count hold nothing: zeros, whatever was there, NaN included."""
         scored = scored & (labels >= 0)
         blank = lambda x: jnp.where(scored[..., None], x, 0.0)  # noqa: E731
-        return cls(blank(logits), jnp.where(scored, labels, 0), scored, None if target is None else blank(target))
+        law = None if target is None else blank(target)
+        return cls(blank(logits), jnp.where(scored, labels, 0), scored, law, weight)
 
     def over(self, logits: Float[Array, "*b k draft"]) -> Slots:
         """The same slots for other logits of the drafter, such as its backbone's."""

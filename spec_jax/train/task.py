@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from spec_jax.train import anchors as anchoring
 from spec_jax.train import branches, features, inside, objective, redraft, vocabulary
 from spec_jax.train.features import Teacher
-from spec_jax.train.loader import Batch
+from spec_jax.train.loader import Batch, Texts
 from spec_jax.train.objective import Metrics, Objective
 from spec_jax.train.slots import Said, Slots
 from spec_jax.train.tree_loss import Judge
@@ -157,7 +157,12 @@ class Task:
             raise ValueError(f"target: got taps {self.target.taps}, takes the forward's first, {self.forward.taps}")
 
     def loss(self, params: Any, batch: Batch) -> tuple[Array, Metrics]:
-        """The loss of a batch and its metrics, as `step.make_step` takes it."""
+        """The loss of a batch and its metrics, as `step.make_step` takes it.
+
+        Raises ValueError for texts with weights, which group tree optimisation knows nothing of.
+        """
+        if self.objective.tree > 0 and batch.texts.weight is not None:
+            raise ValueError("texts: got weights with an objective with tree, takes texts without")
         slots, said, asked = self.run(params, batch)
         total, metrics = self.objective(slots, said, batch.step / self.steps)
         if self.objective.tree > 0:
@@ -216,7 +221,7 @@ class Task:
             scored = real[..., None] & branches.alive(blocks, self.eos)
         given = asked(blocks)
         said = self.forward(params, given)
-        right = self._right(said, blocks, scored, law, kept)
+        right = self._right(texts, said, blocks, scored, law, kept)
         if self.labels == "again":
             drafter: Any = self.forward
             within, scored = redraft.ask(given, said, scored, mask, self.target, drafter.config, kept)
@@ -227,15 +232,18 @@ class Task:
         else:
             return right, said, given
         rest = self.forward(params, within)
-        more = self._right(rest, within.blocks, scored, law, kept)
+        more = self._right(texts, rest, within.blocks, scored, law, kept)
         flat = lambda x: x.reshape(-1, *x.shape[given.anchors.ndim :])  # noqa: E731
         join = lambda a, b: jnp.concatenate([flat(a), flat(b)])  # noqa: E731
         return jax.tree.map(join, right, more), jax.tree.map(join, said, rest), given
 
-    def _right(self, said: Said, blocks: Array, scored: Array, law: Array | None, kept: Array | None) -> Slots:
+    def _right(
+        self, texts: Texts, said: Said, blocks: Array, scored: Array, law: Array | None, kept: Array | None
+    ) -> Slots:
+        weight = None if texts.weight is None else jnp.broadcast_to(texts.weight[:, None], blocks.shape[:2])
         law = None if law is None else lax.stop_gradient(vocabulary.restrict(law, kept))
         scored = scored if said.kept is None else scored & said.kept
-        return Slots.of(said.logits, vocabulary.to_draft(blocks, kept), scored, law)
+        return Slots.of(said.logits, vocabulary.to_draft(blocks, kept), scored, law, weight)
 
     def _law(self, batch: Batch, hidden: Float[Array, "b t hidden"], places: Int[Array, "b r"]) -> Array:
         """The target's logits for every slot, from the last layer's output at the token before it."""

@@ -145,3 +145,23 @@ def test_the_curriculum_knows_how_far_it_is():
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(task(), **options)
+
+
+def test_a_text_counts_by_its_weight():
+    """The loss is the mean over scored slots, each as often as its text's weight says."""
+    weights, batch, loss = FORWARD.init(), toy.batch(length=10), compiled(task(), "loss")
+    batch = dataclasses.replace(batch, texts=dataclasses.replace(batch.texts, length=jnp.array([10, 7])))
+
+    def put(**changes):
+        return dataclasses.replace(batch, texts=dataclasses.replace(batch.texts, **changes))
+
+    count = slots(task(), weights, batch).scored.sum((1, 2))
+    alone = [float(loss(weights, put(mask=batch.texts.mask & (jnp.arange(2) == i)[:, None]))[0]) for i in range(2)]
+    assert count[0] != count[1] and alone[0] != pytest.approx(alone[1])
+    for own in ([1.0, 3.0], [0.0, 0.5], [0.0, 0.0]):
+        share = np.array(own) * np.asarray(count)
+        want = share @ alone / max(share.sum(), 1e-9)
+        np.testing.assert_allclose(loss(weights, put(weight=jnp.array(own)))[0], want, rtol=1e-5)
+    tree = task(Objective(tree=1.0))
+    with pytest.raises(ValueError, match="texts: got weights"):
+        tree.loss(weights, put(weight=jnp.ones(2)))
