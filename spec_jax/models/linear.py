@@ -94,13 +94,15 @@ class Projection:
     """A linear leaf over an einsum kernel whose first `inputs` axes are contracted, maybe with a bias and a LoRA pair.
 
     So other libraries' arrays are used as they are, without a copy. The pair is qwix's: a [inputs .., rank] and
-    b [rank, outputs ..], whose product counts `scale` times (alpha / rank).
+    b [rank, outputs ..], whose product counts `scale` times (alpha / rank). Each output of an int8 kernel counts `step`
+    times.
     """
 
-    kernel: Float[Array, "..."]
+    kernel: Float[Array, "..."] | Int8[Array, "..."]
     bias: Float[Array, "out"] | None = None
     a: Float[Array, "..."] | None = None
     b: Float[Array, "..."] | None = None
+    step: Float[Array, "out"] | None = None
     inputs: int = flax.struct.field(pytree_node=False, default=1)
     scale: float = flax.struct.field(pytree_node=False, default=0.0)
 
@@ -109,6 +111,7 @@ class Projection:
         size = math.prod(self.kernel.shape[: self.inputs])
         cast = lambda w: w.astype(x.dtype)  # noqa: E731
         y = x @ cast(self.kernel).reshape(size, -1)
+        y = y if self.step is None else y * cast(self.step)
         if self.a is not None and self.b is not None:
             rank = self.b.shape[0]
             y = y + ((x @ cast(self.a).reshape(size, rank)) @ cast(self.b).reshape(rank, -1)) * self.scale
@@ -117,15 +120,20 @@ class Projection:
 
 @flax.struct.dataclass
 class ByHead:
-    """A linear leaf over kernels [heads, in, head_dim] as they are, or over one of several stacked on a first axis."""
+    """A linear leaf over kernels [heads, in, head_dim] as they are, or over one of several stacked on a first axis.
 
-    kernel: Float[Array, "..."]
+    Each output of an int8 kernel counts `step` times.
+    """
+
+    kernel: Float[Array, "..."] | Int8[Array, "..."]
     part: int | None = flax.struct.field(pytree_node=False, default=None)
+    step: Float[Array, "out"] | None = None
 
     def __call__(self, x: Float[Array, "rows in"]) -> Float[Array, "rows out"]:
         """Apply the map to rows."""
         kernel = self.kernel if self.part is None else self.kernel[self.part]
-        return jnp.einsum("ri,nid->rnd", x, kernel.astype(x.dtype)).reshape(x.shape[0], -1)
+        y = jnp.einsum("ri,nid->rnd", x, kernel.astype(x.dtype)).reshape(x.shape[0], -1)
+        return y if self.step is None else y * self.step.astype(x.dtype)
 
 
 @flax.struct.dataclass
@@ -269,11 +277,25 @@ def _without_bias(leaf: Any) -> tuple[Any, Array | None]:
     return dataclasses.replace(leaf, bias=None), leaf.bias
 
 
-def quantize_int8(dense: Dense | TransposedDense) -> Int8Dense:
+def quantize_int8(dense: Dense | TransposedDense | Projection | ByHead) -> Int8Dense | Projection | ByHead:
     """Round a dense leaf to int8 with a symmetric scale per output column; the error is at most half a scale step.
 
-    Of stacked layers (a leading axis more) each has scales of its own.
+    Of stacked layers (a leading axis more) each has scales of its own. Einsum kernels keep their form (and are left as
+    they are if they are int8 already), so that they lie as they did on a mesh.
     """
-    peak = jnp.max(jnp.abs(dense.kernel), axis=-2)
-    scale = jnp.where(peak > 0, peak / 127.0, 1.0).astype(dense.kernel.dtype)
-    return Int8Dense(jnp.round(dense.kernel / scale[..., None, :]).astype(jnp.int8), scale, dense.bias)
+    if isinstance(dense, ByHead | Projection) and dense.step is not None:
+        return dense
+    if isinstance(dense, ByHead):
+        low, scale = _rounded(dense.kernel if dense.part is None else dense.kernel[dense.part])
+        return ByHead(low, step=scale.reshape(-1))
+    if isinstance(dense, Projection):
+        shape = dense.kernel.shape
+        low, scale = _rounded(dense.kernel.reshape(math.prod(shape[: dense.inputs]), -1))
+        return dataclasses.replace(dense, kernel=low.reshape(shape), step=scale)
+    return Int8Dense(*_rounded(dense.kernel), dense.bias)
+
+
+def _rounded(kernel: Float[Array, "*l in out"]) -> tuple[Int8[Array, "*l in out"], Float[Array, "*l out"]]:
+    peak = jnp.max(jnp.abs(kernel), axis=-2)
+    scale = jnp.where(peak > 0, peak / 127.0, 1.0).astype(kernel.dtype)
+    return jnp.round(kernel / scale[..., None, :]).astype(jnp.int8), scale

@@ -213,7 +213,7 @@ def linear_specs(leaf: Any, side: str | None) -> Any:
         name, last = names(path)[-1], x.ndim - 1
         if side is None or x.ndim == 0:
             return P()
-        whole = {"columns": ("a",), "rows": ("b", "bias", "scale")}[side]
+        whole = {"columns": ("a",), "rows": ("b", "bias", "scale", "step")}[side]
         if name in whole:
             return P()
         if projected and name in ("kernel", "a", "b"):

@@ -10,7 +10,7 @@ import jax
 from jaxtyping import Array, Bool
 
 from spec_jax.models.layers import Skippable
-from spec_jax.models.linear import PLAIN, quantize_int8
+from spec_jax.models.linear import PLAIN, ByHead, Projection, quantize_int8
 from spec_jax.models.llama import Llama, LlamaParams
 from spec_jax.models.qwen import Qwen, QwenParams
 from spec_jax.models.qwen_config import ATTENTION, WINDOW, QwenConfig
@@ -98,14 +98,14 @@ def _tuple(params: Any) -> tuple[Any, ...]:
 
 
 def int8(params: P) -> P:
-    """The parameters with every dense map's weights rounded to int8; all else is shared.
+    """The parameters with every dense map's weights rounded to int8, Tunix's einsum kernels too; all else is shared.
 
     That is embedding, norms and LoRA updates, and of a Qwen model sparse experts, routers, gates and the MTP head.
 
     For the same target: how the leaves are stored is all that differs. As a drafter it follows Quasar and SubSpec,
     which draft with low-bit copies of the target's own weights.
     """
-    is_dense = lambda x: isinstance(x, PLAIN)  # noqa: E731
+    is_dense = lambda x: isinstance(x, (*PLAIN, Projection, ByHead))  # noqa: E731
     layers, head = jax.tree.map(
         lambda x: quantize_int8(x) if is_dense(x) else x, (params.layers, params.head), is_leaf=is_dense
     )

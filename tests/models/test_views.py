@@ -10,7 +10,7 @@ import pytest
 
 from spec_jax.models import views
 from spec_jax.models.config import LlamaConfig
-from spec_jax.models.linear import Dense, Int8Dense, LoRA
+from spec_jax.models.linear import ByHead, Dense, Int8Dense, LoRA, Projection, quantize_int8
 from spec_jax.models.llama import Layer, Llama, LlamaParams, stack_layers
 from spec_jax.tree import Tree
 
@@ -108,6 +108,26 @@ def test_int8_of_stacked_layers_is_that_of_each():
     for a, b in zip(jax.tree.leaves(stack_layers(low).layers), jax.tree.leaves(stacked.layers), strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_allclose(logits(target, stacked), logits(target, low), atol=1e-5)
+
+
+def test_int8_of_einsum_kernels_is_that_of_the_dense_ones():
+    """Other libraries' layouts: several input axes, a bias and a LoRA pair, heads of one of several stacked kernels."""
+    rng, whole = np.random.default_rng(1), params()
+    draw = lambda *shape: jnp.asarray(rng.normal(0, 0.3, shape), jnp.float32)  # noqa: E731
+    pair = {"a": draw(4, 4, 2), "b": draw(2, 16)}
+    o = Projection(draw(4, 4, 16), draw(16), **pair, inputs=2, scale=0.5)
+    k = ByHead(draw(2, 2, 16, 4), 1)
+    low = views.int8(dataclasses.replace(whole, layers=(dataclasses.replace(whole.layers[0], o=o, k=k),))).layers[0]
+    x = draw(5, 16)
+    dense = quantize_int8(Dense(o.kernel.reshape(16, 16), o.bias))
+    update = LoRA(dense, pair["a"].reshape(16, 2), pair["b"], jnp.float32(0.5))
+    by_head = quantize_int8(Dense(k.kernel[1].swapaxes(0, 1).reshape(16, 8)))
+    for got, want, old in ((low.o, update, o), (low.k, by_head, k)):
+        assert got.kernel.dtype == jnp.int8 and got.kernel.size == 16 * got(x).shape[1]
+        np.testing.assert_allclose(got(x), want(x), rtol=1e-5, atol=1e-5)
+        assert 0 < abs(got(x) - old(x)).max() < 0.1
+        assert got(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+        assert quantize_int8(got) is got
 
 
 def test_layers_that_are_none_are_refused():

@@ -8,7 +8,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spec_jax.models.linear import PLAIN, Dense, Embedding, Linear, RowEmbedding, TransposedDense
+from spec_jax.models.linear import PLAIN, Dense, Embedding, Linear, Projection, RowEmbedding, TransposedDense
 from spec_jax.models.norms import rms_norm
 
 
@@ -50,6 +50,8 @@ class Ends:
     def columns(self, kept: Int[Array, "n"] | None = None) -> Dense | TransposedDense:
         """The head's columns for some tokens, in their order (None: all). ValueError for a head that can't be cut."""
         head = self.output
+        if isinstance(head, Projection) and head.a is None and head.step is None:
+            head = Dense(head.kernel.reshape(self.norm.shape[-1], -1), head.bias)
         if not isinstance(head, PLAIN):
             raise ValueError(f"ends: got a head that is a {type(head).__name__}, takes a dense one")
         if kept is None:
