@@ -66,6 +66,8 @@ class SpecRollout(base_rollout.BaseRollout):
         toggle: Toggle | None = Toggle(),  # noqa: B008
         lora_scale: float | None = None,
         check: bool = True,
+        drafter_params: Any = None,
+        refresh: Callable[[Any, Any], Any] | None = None,
         **options: Any,
     ) -> None:
         """Set up; RLCluster gives the first four.
@@ -82,11 +84,19 @@ class SpecRollout(base_rollout.BaseRollout):
             toggle: see `RolloutEngine`; None always speculates.
             lora_scale: alpha / rank of the actor's LoRA parameters, if it has some.
             check: compare log-probs with the actor's first. It also tells which rotary base the model uses.
+            drafter_params: those of a drafter that `build` gives; `update_drafter` takes others. One that shares arrays
+                of the policy, as an EAGLE head does its embedding, is made of every policy by `derive` or `refresh`.
+            refresh: (target, policy) -> a `Refresh`, which is told of every call's rollouts, and trains the drafter
+                before the next call.
             options: further ones of `RolloutEngine`.
 
         Raises:
-            ValueError: for a model that can't be mapped, or whose logits are not the actor's.
+            ValueError: for a model that can't be mapped, or whose logits are not the actor's; for more than one of
+                drafter_params, refresh and derive.
         """
+        given = {"drafter_params": drafter_params, "refresh": refresh, "derive": options.get("derive")}
+        if len(several := [name for name, x in given.items() if x is not None]) > 1:
+            raise ValueError(f"{', '.join(several)}: got all of these, takes one")
         if rollout_actor is None or tokenizer is None:
             raise ValueError("rollout_actor, tokenizer: got None, takes a Tunix model and its tokenizer")
         if not isinstance(tokenizer, tokenizer_adapter.TokenizerAdapter):
@@ -94,7 +104,11 @@ class SpecRollout(base_rollout.BaseRollout):
         self._actor, self._tokenizer, self._lora_scale = rollout_actor, tokenizer, lora_scale
         self._build, self._sizes, self._key, self._options = build, sizes, key, {"toggle": toggle, **options}
         self._calls, self._engine, self._seen = 0, None, []
+        self._drafter_params, self.refresh = drafter_params, None
         self._target = self._matching() if check else tunix_models.target_for(rollout_actor)
+        if refresh is not None:
+            self.refresh = refresh(self._target, self._params())
+            self._options["derive"] = self.refresh.derive
         self.last: Rollout | None = None
 
     @property
@@ -110,12 +124,14 @@ class SpecRollout(base_rollout.BaseRollout):
         tokens = [self._encode(p) for p in prompts]
         unique, group = grouped(tokens)
         last, engine = self._engine, self._engine_for(len(tokens), max(map(len, tokens)), c)
-        engine.update_params(self._params(), new=self._is_new())
+        engine.update_params(self._params(), self._drafter_params, new=self._is_new())
         if engine is not last:
             engine.warm_up(unique[0], c.max_tokens_to_generate, _sampling(c), len(unique), group)
         settings = {"group": group, "sampling": _sampling(c), "key": self._call_key(c)}
         self.last = rollout = engine.generate(unique, c.max_tokens_to_generate, **settings)
         engine.release_params()
+        if self.refresh is not None:
+            self.refresh.tell(unique, rollout)
         eos = np.array(self._eos(c))
         kept = [row[mask][: _until(row[mask], eos)] for row, mask in zip(rollout.tokens, rollout.mask, strict=True)]
         logs = None
@@ -151,6 +167,12 @@ class SpecRollout(base_rollout.BaseRollout):
             return x if x.sharding == old.sharding else jax.device_put(x, old.sharding)
 
         nnx.update(self._actor, jax.tree.map_with_path(fitting, params))
+
+    def update_drafter(self, drafter_params: Any) -> None:
+        """Take other parameters of the drafter, of the same shapes; ValueError where there were none to begin with."""
+        if self._drafter_params is None:
+            raise ValueError("drafter_params: got some, takes none for an engine that began without")
+        self._drafter_params = drafter_params
 
     def pad_id(self) -> int:
         """The tokenizer's."""

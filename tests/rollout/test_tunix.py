@@ -24,9 +24,17 @@ with warnings.catch_warnings():
     from spec_jax.rollout import tunix_models
     from spec_jax.rollout.tunix import SpecRollout, grouped
 
+from spec_jax.drafters.eagle.config import EagleConfig  # noqa: E402
 from spec_jax.drafters.siblings import Siblings  # noqa: E402
+from spec_jax.drafters.small_model import SmallModel  # noqa: E402
 from spec_jax.engine.engine import Engine  # noqa: E402
+from spec_jax.models import views  # noqa: E402
 from spec_jax.rollout.log_probs import teacher_forced  # noqa: E402
+from spec_jax.rollout.refresh import Refresh  # noqa: E402
+from spec_jax.topology.growth import Growth  # noqa: E402
+from spec_jax.train import heads  # noqa: E402
+from spec_jax.train.objective import Objective  # noqa: E402
+from spec_jax.train.task import Task  # noqa: E402
 
 WORDS, EOS, PAD = 30, 1, 30  # a pad that is no token: Tunix takes pads out of the text wherever they stand
 QUERY_NORM = gemma3.QueryPreAttentionNormalisation.BY_ONE_OVER_SQRT_EMBED_DIM_DIV_NUM_HEADS
@@ -187,6 +195,81 @@ def test_new_parameters_and_lora():
     got = rollout.get_per_token_logps(tokens[:, :4], tokens[:, 4:])
     np.testing.assert_allclose(got, want, rtol=0, atol=5e-5)
     assert abs(got - first).max() > 1e-2
+
+
+def same(one, other):
+    for a, b in zip(one.tokens, other.tokens, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["llama3_head", "qwen2", "gemma3", "gemma3_heads"])
+def test_a_policy_in_eight_bits(name):
+    """Every kernel of every layer is int8, whatever its layout, and the log-probs are nearly the actor's."""
+    rollout = SpecRollout(actor(name), Letters(), toggle=None)
+    params = rollout._params()
+    low = views.int8(params)
+    kernels = [x for x in jax.tree.leaves((low.layers, low.head)) if x.ndim > 1]
+    assert len(kernels) >= 7 * len(low.layers) and {x.dtype for x in kernels} == {jnp.dtype(jnp.int8)}
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, WORDS, (2, 20)))
+    got, want = (teacher_forced(rollout._target, p, tokens, jnp.array([20, 20])) for p in (low, params))
+    assert 0 < abs(got - want).mean() < 0.1
+
+
+def low_bits(target, max_len):
+    return Engine(target, max_len, drafter=SmallModel(target, 3, block=8), prefill_chunk=8)
+
+
+def plain(target, max_len):
+    return Engine(target, max_len, prefill_chunk=8)
+
+
+def test_drafters_with_parameters():
+    """The policy in eight bits drafts, made of every policy or given: texts are plain's, and drafts are accepted."""
+    model = randomise(randomise(MAKERS["llama3"]()))  # the first time, norms are drawn around one
+    settings = {"sizes": (6,), "toggle": None, "key": 3}
+    make = lambda build, **options: SpecRollout(model, Letters(), build=build, **settings, **options)  # noqa: E731
+    other = views.int8(make(plain)._params())
+    rollouts = make(plain), make(low_bits, derive=views.int8), make(low_bits, drafter_params=other)
+    lengths = []
+    for seed in (0, 1):
+        randomise(model, seed)
+        want, *found = (r.generate(PROMPTS, config()) for r in rollouts)
+        for got in found:
+            same(got, want)
+        lengths.append([r.last.acceptance_length for r in rollouts])
+    assert lengths[0][1] == lengths[0][2] > 2 and lengths[1][1] > 2 > lengths[1][2]
+    rollouts[2].update_drafter(views.int8(rollouts[2]._params()))
+    same(rollouts[2].generate(PROMPTS, config()), rollouts[0].generate(PROMPTS, config()))
+    assert rollouts[2].last.acceptance_length > 2
+    with pytest.raises(ValueError, match="drafter_params: got some"):
+        rollouts[1].update_drafter(other)
+    with pytest.raises(ValueError, match="drafter_params, derive: got all"):
+        make(low_bits, derive=views.int8, drafter_params=other)
+
+
+def test_a_head_is_refreshed():
+    """An EAGLE head behind the actor learns what each policy says; texts are plain's under every one."""
+    model = randomise(MAKERS["llama3_head"]())
+    c, settings = tunix_models.target_for(model).config, {"sizes": (6,), "toggle": None, "key": 3}
+    sizes = {field: getattr(c, field) for field in ("vocab_size", "hidden_size", "num_heads", "head_dim")}
+    forward = heads.EagleForward(EagleConfig(**sizes, intermediate_size=24, num_kv_heads=1, taps=(1, 2)), 2)
+    drafter = forward.drafter(Growth(nodes=3, depth=2, width=1, children=1, candidates=4))
+
+    def refresh(target, policy):
+        task = Task(forward, forward.tapped(target), Objective(), anchors=8, steps=1)
+        begun = forward.init(jax.random.key(0), policy)
+        return Refresh(task, begun, length=24, capacity=6, rows=6, steps=100, rate=0.01)
+
+    build = lambda target, n: Engine(forward.tapped(target), n, drafter=drafter, prefill_chunk=8)  # noqa: E731
+    ours = SpecRollout(model, Letters(), build=build, refresh=refresh, **settings)
+    theirs, lengths = SpecRollout(model, Letters(), build=plain, **settings), []
+    for seed in (0, 0, 0, 1, 1, 1):
+        randomise(model, seed)  # new arrays, even of the same policy
+        got, want = (r.generate(PROMPTS, config(temperature=0.0, top_p=None)) for r in (ours, theirs))
+        same(got, want)
+        lengths.append(ours.last.acceptance_length)
+    assert ours.refresh.programs == 2
+    assert lengths[2] > lengths[0] + 0.3 and lengths[5] > lengths[3] + 0.3
 
 
 def test_prompts_of_a_group_are_found():
