@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from spec_jax.checks import check_number
 from spec_jax.rollout.programs import bound
 from spec_jax.rollout.records import Rollout
 from spec_jax.train import online, step
@@ -68,10 +69,8 @@ class Refresh:
             ValueError: for sizes below 1, or a rate that is not above 0.
         """
         for name, given in {"length": length, "capacity": capacity, "rows": rows, "steps": steps}.items():
-            if not isinstance(given, int) or given < 1:
-                raise ValueError(f"{name}: got {given!r}, takes an integer of at least 1")
-        if not rate > 0:
-            raise ValueError(f"rate: got {rate}, takes one above 0")
+            check_number(name, given, 1, integer=True)
+        check_number("rate", rate, 0.0, open_low=True)
         self._forward: Any = task.forward
         self._length, self._steps, self._rate, self._shared = length, steps, rate, shared
         self._key = jax.random.key(key) if isinstance(key, int) else key
