@@ -295,6 +295,17 @@ class RolloutEngine:
         self.carried = Carried(**arrays, costs=costs, measured=measured, version=version)
         self._changed = False
 
+    def take_over(self, other: RolloutEngine) -> None:
+        """Remember of prompts what another engine does, their outputs and lengths: one of other sizes or ends, say.
+
+        Raises ValueError for an engine that remembers other numbers of prompts or of tokens.
+        """
+        given = lambda e: {"prompts": e._prompts.saved(), "memory": e.carried.memory, "history": e.carried.history}  # noqa: E731
+        found = checks.check_state(given(other), given(self))
+        self._prompts.restore(np.asarray(found["prompts"]))
+        self.carried.memory, self.carried.history = found["memory"], found["history"]
+        self.carried.version = other.carried.version
+
     def _saved(self, kept: Any) -> dict[str, Any]:
         """What `state` copies, with these arrays (or shapes) as what rows share."""
         c, counts = self.carried, np.array([self.calls, self.carried.version], np.int32)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -103,7 +103,7 @@ class SpecRollout(base_rollout.BaseRollout):
             tokenizer = tokenizer_adapter.TokenizerAdapter(tokenizer)
         self._actor, self._tokenizer, self._lora_scale = rollout_actor, tokenizer, lora_scale
         self._build, self._sizes, self._key, self._options = build, sizes, key, {"toggle": toggle, **options}
-        self._calls, self._engine, self._seen = 0, None, []
+        self._calls, self._engine, self._seen, self._saved = 0, None, [], None
         self._drafter_params, self.refresh = drafter_params, None
         self._target = self._matching() if check else tunix_models.target_for(rollout_actor)
         if refresh is not None:
@@ -127,6 +127,9 @@ class SpecRollout(base_rollout.BaseRollout):
         engine.update_params(self._params(), self._drafter_params, new=self._is_new())
         if engine is not last:
             engine.warm_up(unique[0], c.max_tokens_to_generate, _sampling(c), len(unique), group)
+        if self._saved is not None:
+            engine.restore(self._saved)
+            self._saved = None
         settings = {"group": group, "sampling": _sampling(c), "key": self._call_key(c)}
         self.last = rollout = engine.generate(unique, c.max_tokens_to_generate, **settings)
         engine.release_params()
@@ -174,6 +177,22 @@ class SpecRollout(base_rollout.BaseRollout):
             raise ValueError("drafter_params: got some, takes none for an engine that began without")
         self._drafter_params = drafter_params
 
+    def state(self) -> dict[str, Any]:
+        """What the next call depends on besides the actor and the drafter, to be saved with them.
+
+        Raises ValueError before the first call.
+        """
+        if self._engine is None:
+            raise ValueError("state: got no call so far, takes one before")
+        self._engine.update_params(self._params(), new=False)
+        found = self._engine.state()
+        self._engine.release_params()
+        return {"calls": np.int32(self._calls), "engine": found}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of a rollout of the same settings, with the next call, which raises what doesn't fit."""
+        self._calls, self._saved = int(state["calls"]), state["engine"]
+
     def pad_id(self) -> int:
         """The tokenizer's."""
         return self._tokenizer.pad_id()
@@ -199,7 +218,7 @@ class SpecRollout(base_rollout.BaseRollout):
         return len(seen) != len(leaves) or any(ref() is not x for ref, x in zip(seen, leaves, strict=True))
 
     def _engine_for(self, rows: int, longest: int, config: Any) -> RolloutEngine:
-        """The engine, or a new one where a call asks for a longer text or other ends."""
+        """The engine, or a new one, which remembers as much, where a call asks for a longer text or other ends."""
         need = longest + config.max_tokens_to_generate
         room = max(need, config.kv_cache_size or 0)
         eos = self._eos(config)
@@ -211,6 +230,8 @@ class SpecRollout(base_rollout.BaseRollout):
         self._engine = RolloutEngine(
             engine, None, key=self._key, sizes=sizes, eos=eos, pad_id=self.pad_id(), **self._options
         )
+        if old is not None:
+            self._engine.take_over(old)
         return self._engine
 
     def _call_key(self, config: Any) -> Array:

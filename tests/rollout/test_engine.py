@@ -82,6 +82,19 @@ def test_calls_leave_as_much_as_they_found(drafting, compiles):
     assert (drafting.programs, len(compiles)) == (programs, compiled)
 
 
+def test_what_is_remembered_is_taken_over_by_an_engine_of_other_sizes(drafting):
+    other = kit.drafting((4,))
+    other.take_over(drafting)
+    for one, its in (
+        (other.carried.memory, drafting.carried.memory),
+        (other.carried.history, drafting.carried.history),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, one, its)
+    assert other._prompts.places([kit.PROMPTS[0]])[1] == drafting._prompts.places([kit.PROMPTS[0]])[1]
+    with pytest.raises(ValueError, match=r"history.*: got .*\[3\].*, takes .*\[4\]|prompts"):
+        kit.drafting((4,), prompts=4).take_over(drafting)
+
+
 def test_rows_are_the_targets_own(plain):
     """Every token is the choice of the row's own key; samples, prompts and calls have different ones."""
     start = plain.calls

@@ -272,6 +272,23 @@ def test_a_head_is_refreshed():
     assert lengths[2] > lengths[0] + 0.3 and lengths[5] > lengths[3] + 0.3
 
 
+def test_what_is_remembered_outlives_an_engine_and_a_process():
+    """A call that asks for a longer text has a new engine; a rollout that is restored goes on like the one saved."""
+    make = lambda: SpecRollout(actor("llama3"), Letters(), build=small, sizes=(6,), toggle=None, key=3)  # noqa: E731
+    first, later = make(), make()
+    with pytest.raises(ValueError, match="state: got no call so far"):
+        first.state()
+    first.generate(PROMPTS, config())
+    before, memory = first.engine, jax.tree.map(np.array, first.engine.carried.memory)
+    assert any(x.any() for x in jax.tree.leaves(memory))
+    later.restore(first.state())
+    same(first.generate(PROMPTS, config()), later.generate(PROMPTS, config()))
+    assert first.last.acceptance_length == later.last.acceptance_length and first.engine is before
+    memory = jax.tree.map(np.array, before.carried.memory)
+    assert first._engine_for(6, 8, config(max_tokens_to_generate=24)) is not before
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, first.engine.carried.memory), memory)
+
+
 def test_prompts_of_a_group_are_found():
     a, b = [1, 2], [3]
     assert grouped([a, a, b, b]) == ([a, b], 2)
