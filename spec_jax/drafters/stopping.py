@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
+from safetensors.numpy import load_file, save_file
 
 from spec_jax.models.target import Target
 from spec_jax.tree import Tree
@@ -44,19 +45,18 @@ class Classifier:
         return jax.nn.sigmoid(features(law, depth) @ jnp.asarray(self.weights, jnp.float32) + self.bias)
 
     def save(self, path: str | PathLike) -> None:
-        """Write both as a file of arrays (.npz)."""
-        np.savez(path, weights=np.array(self.weights), bias=np.array(self.bias))
+        """Write both as a safetensors file."""
+        save_file({"weights": np.array(self.weights), "bias": np.array(self.bias)}, path)
 
 
 def load(path: str | PathLike) -> Classifier:
     """A classifier that `save` wrote. Raises ValueError for a file of other arrays."""
-    with np.load(path) as file:
-        found = {name: file[name].shape for name in file.files}
-        wanted = {"weights": (len(FEATURES),), "bias": ()}
-        if found != wanted:
-            raise ValueError(f"path: got arrays {found}, takes {wanted}")
-        odds, entropy, depth = file["weights"].tolist()
-        return Classifier((odds, entropy, depth), float(file["bias"]))
+    file = load_file(path)
+    found, wanted = {name: x.shape for name, x in file.items()}, {"weights": (len(FEATURES),), "bias": ()}
+    if found != wanted:
+        raise ValueError(f"path: got arrays {found}, takes {wanted}")
+    odds, entropy, depth = file["weights"].tolist()
+    return Classifier((odds, entropy, depth), float(file["bias"]))
 
 
 def features(law: Float[Array, "*b vocab"], depth: Int[Array, "*b"] | int) -> Float[Array, "*b f"]:

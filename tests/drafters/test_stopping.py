@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from scipy.special import expit, log_expit
 
 from spec_jax.drafters import stopping
@@ -85,8 +86,8 @@ def test_untrained_the_chance_is_the_likeliest_tokens():
 
 def test_text_is_plain_decodings_and_drafts_are_shorter_where_they_would_fail(tmp_path):
     """With a classifier of these very texts, from a file."""
-    stopping.fit(*together()).save(tmp_path / "classifier.npz")
-    learned = stopping.load(tmp_path / "classifier.npz")
+    stopping.fit(*together()).save(tmp_path / "classifier.safetensors")
+    learned = stopping.load(tmp_path / "classifier.safetensors")
     x, y = together()
     assert learned == stopping.fit(x, y) and loss(learned, x, y) < loss(Classifier(), x, y)
     sure = x @ np.array(learned.weights) + learned.bias >= 0
@@ -101,9 +102,9 @@ def test_text_is_plain_decodings_and_drafts_are_shorter_where_they_would_fail(tm
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    np.savez(tmp_path / "other.npz", weights=np.zeros(2))
+    save_file({"weights": np.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"path: got arrays {'weights': \(2,\)}, takes"):
-        stopping.load(tmp_path / "other.npz")
+        stopping.load(tmp_path / "other.safetensors")
     with pytest.raises((ValueError, TypeError), match="weights"):
         Classifier((1.0,))  # pyright: ignore
     with pytest.raises(ValueError, match="takes finite numbers"):
