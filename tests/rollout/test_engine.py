@@ -124,6 +124,7 @@ def test_a_calls_key_is_its_own(drafting):
     assert drafting.calls == calls
 
 
+@pytest.mark.slow
 def test_drafters_within_another_remember(plain):
     """Under a toggle too: the same samples once more are drafted from what was remembered of them."""
     combined = Combined(NGram(5), kit.DRAFTER, kit.DRAFTER.nodes)

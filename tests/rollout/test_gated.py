@@ -171,6 +171,7 @@ def test_a_drafter_that_learns_from_logits(name):
     assert {s.drafting for s in segments} == {True, False}
 
 
+@pytest.mark.slow
 def test_a_drafter_made_of_every_policy():
     """The policy itself drafts: all is accepted under every policy that it was derived from, less under another one."""
     engine = kit.engine(MODEL, widths=(1, K + 1))

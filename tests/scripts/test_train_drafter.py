@@ -113,6 +113,7 @@ def test_from_a_recipe_to_weights(tmp_path, script, target):
     assert "passages: got 13, takes 12" in script("--config", recipe, "--run", run, "--resume", status=2)
 
 
+@pytest.mark.slow
 def test_trees_are_compared_with_earlier_weights(tmp_path, script, target):
     """GTO from a recipe: a drafter goes on from weights in a folder, beside those of a frozen one in another."""
     recipe, model = tmp_path / "toy.toml", load_target(str(target))

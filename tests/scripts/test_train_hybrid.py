@@ -83,6 +83,7 @@ def toy(folder, *more):
     )
 
 
+@pytest.mark.slow
 def test_a_toy_run_learns_resumes_and_exports(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib", reason="draws the plot")
     code, _, err = run(monkeypatch, capsys, *toy(tmp_path, "--steps", 6, "--decay-steps", 2))

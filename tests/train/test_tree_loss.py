@@ -162,7 +162,7 @@ def test_a_reduced_vocabularys_trees_are_of_its_tokens():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="tree_nodes: got 1, takes 2 or more"):
+    with pytest.raises(ValueError, match="tree_nodes: got 1, takes an integer in"):
         Objective(tree_nodes=1)
     with pytest.raises(ValueError, match="tree: got -1"):
         Objective(tree=-1)

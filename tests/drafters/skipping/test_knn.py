@@ -75,6 +75,7 @@ def test_a_prompt_is_the_hidden_state_of_its_last_token_in_the_targets_state():
     np.testing.assert_allclose(state.drafter.prompt[0], features[0, 3, 0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_text_is_plain_decodings_and_every_domain_has_a_search_of_its_own():
     """Prompts of one text are one domain; a round tries sets for one domain, on its own rows, and none for the rest."""
     e, together, state = started(0.999, learned=3)
