@@ -75,13 +75,15 @@ class ToggleState:
     """By batch size: what speculating brought, when it is tried again, and how long it goes on.
 
     gain: tokens per plain round's time (0: not tried). saved: plain rounds' time that trials may cost. wait: plain
-    rounds before the next trial at least. look: rounds before the next decision while it pays.
+    rounds before the next trial at least. look: rounds before the next decision while it pays. failed: segments in a
+    row that did not pay.
     """
 
     gain: Float[Array, "s"]
     saved: Float[Array, "s"]
     wait: Int[Array, "s"]
     look: Int[Array, "s"]
+    failed: Int[Array, "s"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +94,9 @@ class Toggle:
     rounds put aside `loss` of their time for trials. A trial is made of what is put aside: as many rounds, `probe` at
     most, as that pays for even if no draft is accepted. While the gain is over `margin`, speculation goes on, and is
     looked at after `probe` rounds, twice as many, and so on up to `every`. Else plain rounds follow, `every` of them or
-    as many as make up for what was lost. So a rollout takes longer than plain decoding by no more than `loss`, but for
-    what a drafter loses after it has paid, until the next look.
+    as many as make up for what was lost, and twice as many after every further trial in a row that did not pay, up to
+    `patience` times. So a rollout takes longer than plain decoding by no more than `loss`, and less the longer nothing
+    pays, but for what a drafter loses after it has paid, until the next look.
 
     Nothing is tried at a size whose rounds with drafts would not pay even if all drafts were accepted whole.
 
@@ -103,6 +106,7 @@ class Toggle:
         every: rounds behind a trial that did not pay at least; while speculation is on, between decisions at most.
         decay: weight of the older gain in the running mean.
         loss: part of the plain rounds' time that trials may cost.
+        patience: how many times as long plain rounds can follow a trial as after the first one that did not pay.
     """
 
     margin: float = 1.05
@@ -110,11 +114,12 @@ class Toggle:
     every: int = 64
     decay: float = 0.5
     loss: float = 0.02
+    patience: int = 16
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_number("margin", self.margin, 0, open_low=True)
-        check_sizes(self, probe=1, every=1)
+        check_sizes(self, probe=1, every=1, patience=1)
         check_number("decay", self.decay, 0, 1)
         if self.decay == 1:
             raise ValueError(f"decay: got {self.decay!r}, takes less than 1, so that a gain can change")
@@ -123,7 +128,7 @@ class Toggle:
     def init(self, sizes: int) -> ToggleState:
         """Nothing tried at any of `sizes` batch sizes, nothing put aside."""
         ints = lambda value: jnp.full(sizes, value, jnp.int32)  # noqa: E731
-        return ToggleState(jnp.zeros(sizes), jnp.zeros(sizes), ints(0), ints(self.probe))
+        return ToggleState(jnp.zeros(sizes), jnp.zeros(sizes), ints(0), ints(self.probe), ints(0))
 
     @functools.partial(jax.jit, static_argnums=0)
     def pays(self, state: ToggleState, size: Int[Array, ""] | int) -> Bool[Array, ""]:
@@ -177,7 +182,15 @@ class Toggle:
         good = mean > self.margin
         saved = jnp.minimum(state.saved[size] + rounds * jnp.where(on, tokens - spent, self.loss), _MOST)
         repaid = jnp.maximum(jnp.ceil(rounds * (spent - tokens) / self.loss), self.every)
+        repaid *= jnp.minimum(2.0 ** jnp.minimum(state.failed[size], 30), self.patience)
+        failed = jnp.where(on, jnp.where(good, 0, state.failed[size] + 1), state.failed[size])
         wait = jnp.where(on, jnp.where(good, 0, repaid), jnp.maximum(state.wait[size] - rounds, 0))
         look = jnp.where(on & good, jnp.minimum(2 * state.look[size], self.every), self.probe)
         put = lambda x, value: x.at[size].set(value.astype(x.dtype))  # noqa: E731
-        return ToggleState(put(state.gain, mean), put(state.saved, saved), put(state.wait, wait), put(state.look, look))
+        return ToggleState(
+            put(state.gain, mean),
+            put(state.saved, saved),
+            put(state.wait, wait),
+            put(state.look, look),
+            put(state.failed, failed),
+        )

@@ -127,7 +127,20 @@ def test_it_goes_on_while_it_pays_and_is_given_up_when_it_does_not():
     assert choices[:7] == [(False, 1), (True, 1), (True, 8), (True, 16), (True, 16), (True, 16), (False, 16)]
 
 
-@pytest.mark.parametrize("options", [{"margin": 0}, {"probe": 0}, {"every": 0}, {"decay": 1.0}, {"loss": 0}])
+def test_the_more_trials_fail_in_a_row_the_rarer_they_are():
+    """Ten plain rounds behind the first, twice as many behind each further one, 40 at most; anew where one paid."""
+    t = Toggle(probe=1, every=10, decay=0.0, loss=1.0, patience=4)
+    trials = itertools.count(1)
+    gains = {5: 4.0}  # the fifth trial pays, what follows it does not
+    choices = played(t, 2.0, lambda _: gains.get(next(trials), 1.0), 1.0, 200)[0]
+    at = [i for i, (on, _) in enumerate(choices) if on]
+    waits = [sum(n for _, n in choices[a + 1 : b]) for a, b in itertools.pairwise(at)]
+    assert waits[:7] == [10, 20, 40, 40, 0, 10, 20]
+
+
+@pytest.mark.parametrize(
+    "options", [{"margin": 0}, {"probe": 0}, {"every": 0}, {"decay": 1.0}, {"loss": 0}, {"patience": 0}]
+)
 def test_bad_toggles_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Toggle(**options)
