@@ -133,7 +133,7 @@ class _Run:
         some = [(at % batches * args.batch + i) % len(self.prompts) for i in range(args.batch)]
         prompts = [self.prompts[i] for i in some]
         sides = [e for e in (self.drafting, self.plain) if e is not None]
-        before = [e.state() for e in sides]
+        before = [e.state() for e in sides] if args.repeats > 1 else []
         found: list[list[tuple[Rollout, float]]] = [[] for _ in sides]
         for i in range(args.repeats):
             for side in range(len(sides))[:: 1 if (at + i) % 2 else -1]:  # in turns the first
